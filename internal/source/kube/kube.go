@@ -1,0 +1,152 @@
+// Package kube is the source that asks the Kubernetes API: it lists and watches Services, EndpointSlices and Nodes.
+//
+// One reflector a resource streams into a [mirror], which trims each object to what a Service proxy reads, and tells the
+// sink what is new, what is different in something that matters, and what is gone. The mirror itself keeps no objects: a name
+// and a fingerprint each. So the memory of a big cluster is whatever the sink makes of it.
+//
+// Instead of client-go's clientset the package uses its REST client and a scheme of three groups.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"fairlead/internal/source"
+)
+
+// What is asked for, as kube-proxy asks for it (k8s.io/kubernetes/cmd/kube-proxy/app/server.go).
+const (
+	serviceLabels = "!" + labelProxyName           // served by another proxy
+	serviceFields = "spec.clusterIP!=None"         // headless
+	sliceLabels   = "!" + corev1.IsHeadlessService // of a headless Service
+
+	labelProxyName = "service.kubernetes.io/service-proxy-name" // KEP-2447
+)
+
+// Config says what to ask, and where.
+type Config struct {
+	Rest     *rest.Config // see [Connection.RestConfig]
+	OnlyNode string       // watch this Node alone; empty watches all of them
+}
+
+// Source watches the Kubernetes API. It implements [source.Source].
+type Source struct {
+	config   Config
+	http     *http.Client
+	core     rest.Interface
+	discover rest.Interface
+	events   rest.Interface
+	watched  []*tracker // one a resource, in the order of Status
+}
+
+// New prepares the connection, without using it. An error says that it can't ever work: a missing certificate, say.
+func New(c Config) (*Source, error) {
+	if c.Rest == nil {
+		return nil, errors.New("connect to the Kubernetes API: no connection is configured")
+	}
+	cfg := rest.CopyConfig(c.Rest)
+	if cfg.UserAgent == "" {
+		cfg.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	if cfg.RateLimiter == nil && cfg.QPS >= 0 { // one for all groups; a REST client would make its own
+		cfg.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qpsOf(cfg))
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API: %w", oneLine(err))
+	}
+	s := &Source{config: c, http: client}
+	codecs := serializer.NewCodecFactory(newScheme()).WithoutConversion()
+	for gv, to := range map[schema.GroupVersion]*rest.Interface{
+		corev1.SchemeGroupVersion: &s.core, discoveryv1.SchemeGroupVersion: &s.discover, eventsv1.SchemeGroupVersion: &s.events,
+	} {
+		group := rest.CopyConfig(cfg)
+		group.GroupVersion, group.NegotiatedSerializer, group.APIPath = &gv, codecs, "/apis"
+		if gv.Group == "" {
+			group.APIPath = "/api"
+		}
+		if *to, err = rest.RESTClientForConfigAndClient(group, client); err != nil {
+			return nil, fmt.Errorf("connect to the Kubernetes API: %w", oneLine(err))
+		}
+	}
+	s.watched = []*tracker{newTracker("services"), newTracker("endpointslices"), newTracker("nodes")}
+	return s, nil
+}
+
+// newScheme knows the groups that are asked for and no other: all of them would cost megabytes.
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(corev1.AddToScheme(s))
+	utilruntime.Must(discoveryv1.AddToScheme(s))
+	utilruntime.Must(eventsv1.AddToScheme(s))
+	return s
+}
+
+func qpsOf(c *rest.Config) (float32, int) {
+	qps, burst := c.QPS, c.Burst
+	if qps == 0 {
+		qps = rest.DefaultQPS
+	}
+	if burst == 0 {
+		burst = rest.DefaultBurst
+	}
+	return qps, burst
+}
+
+// Run tells to what the API says, until ctx ends. While the API is away nothing is told, and it is tried again with a
+// back-off, for ever. Synced is told once, after the first list of each resource.
+func (s *Source) Run(ctx context.Context, to source.Sink) error {
+	defer utilnet.CloseIdleConnectionsFor(s.http.Transport)
+	var missing atomic.Int32
+	missing.Store(int32(len(s.watched)))
+	listed := func() {
+		if missing.Add(-1) == 0 {
+			to.Synced()
+		}
+	}
+	trim := newTrimmer()
+	services := newMirror(s.watched[0], listed, trim.service, to.Service)
+	slices := newMirror(s.watched[1], listed, trim.slice, to.Slice)
+	nodes := newMirror(s.watched[2], listed, trim.node, func(key types.NamespacedName, n *corev1.Node) { to.Node(key.Name, n) })
+
+	var nodeFields string
+	if s.config.OnlyNode != "" {
+		nodeFields = fields.OneTermEqualSelector("metadata.name", s.config.OnlyNode).String()
+	}
+	var running sync.WaitGroup
+	for _, r := range []*resource{
+		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0]},
+		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1]},
+		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2]},
+	} {
+		running.Go(func() { r.reflect(ctx) })
+	}
+	running.Wait()
+	return nil
+}
+
+// Status tells, of each resource, how well it is known.
+func (s *Source) Status() []Status {
+	out := make([]Status, len(s.watched))
+	for i, t := range s.watched {
+		out[i] = t.status()
+	}
+	return out
+}

@@ -1,0 +1,84 @@
+package kube
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Status is how well one resource is known.
+type Status struct {
+	Resource  string    // "services", "endpointslices", "nodes"
+	Synced    bool      // the first full list has been told
+	Objects   int       // how many are known
+	LastEvent time.Time // when the API last said anything about it: an answer, an event or, about once a minute, a bookmark. Zero is never
+	LastError error     // why it can't be asked now; nil when the last try worked
+	Since     time.Time // since when LastError, or one before it, lasts
+}
+
+// sayAgain is how long the same trouble is not logged again.
+const sayAgain = time.Minute
+
+// tracker keeps the status of one resource, and logs its ups and downs.
+type tracker struct {
+	resource string
+
+	mu   sync.Mutex
+	now  Status
+	said time.Time
+}
+
+func newTracker(resource string) *tracker {
+	return &tracker{resource: resource, now: Status{Resource: resource}}
+}
+
+func (t *tracker) status() Status {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.now
+}
+
+// heard notes that something came in.
+func (t *tracker) heard(objects int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now.Objects, t.now.LastEvent = objects, time.Now()
+}
+
+// listed notes a full list, and tells whether it was the first.
+func (t *tracker) listed(objects int) (first bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first = !t.now.Synced
+	t.now.Synced, t.now.Objects, t.now.LastEvent = true, objects, time.Now()
+	if first {
+		klog.InfoS("First list is complete", "resource", t.resource, "objects", objects)
+	}
+	return first
+}
+
+// asked notes how a request went.
+func (t *tracker) asked(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return // our own end is no trouble of the API
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	if err == nil {
+		if t.now.LastError != nil {
+			klog.InfoS("The Kubernetes API answers again", "resource", t.resource, "after", now.Sub(t.now.Since).Round(time.Millisecond))
+		}
+		t.now.LastError, t.now.Since, t.now.LastEvent, t.said = nil, time.Time{}, now, time.Time{}
+		return
+	}
+	if t.now.LastError == nil {
+		t.now.Since = now
+	}
+	if t.now.LastError = oneLine(err); now.Sub(t.said) >= sayAgain {
+		t.said = now
+		klog.ErrorS(t.now.LastError, "The Kubernetes API can't be asked; trying again", "resource", t.resource, "since", t.now.Since.Format(time.RFC3339))
+	}
+}
