@@ -1,0 +1,112 @@
+package resolve
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead/internal/model"
+)
+
+// kind is what makes a wish, the strongest first: of two wishes of one Service for the same key the stronger one counts.
+// A load-balancer address comes before an external IP since it may be closed to some sources.
+type kind uint8
+
+const (
+	kindClusterIP kind = iota
+	kindLoadBalancer
+	kindExternalIP
+	kindNodePort
+)
+
+func (k kind) model() model.Kind {
+	return [...]model.Kind{model.ClusterIP, model.LoadBalancer, model.ExternalIP, model.NodePort}[k]
+}
+
+// external tells whether the kind serves an address that the cluster did not allot.
+func (k kind) external() bool { return k == kindLoadBalancer || k == kindExternalIP }
+
+// wish is one frontend that a Service asks for. Whether it gets it depends on the others.
+type wish struct {
+	key  model.Key
+	kind kind
+	port int // index into ports(service)
+}
+
+// wishes lists what a Service asks for, sorted by key, one wish a key. It depends on nothing but the object and the
+// configuration, which is what lets wishes be indexed.
+func (c Config) wishes(s *corev1.Service, n *notes) []wish {
+	if !served(s) {
+		return nil
+	}
+	ps := ports(s, n)
+	var out []wish
+	var other []string
+	for _, v6 := range [...]bool{false, true} {
+		externals := c.externalAddrs(s, v6, n)
+		var cluster netip.Addr
+		ok := false
+		if c.serves(v6) {
+			cluster, ok = clusterIP(s, v6, n)
+		}
+		if !ok {
+			for _, e := range externals {
+				other = append(other, e.ip.String())
+			}
+			continue
+		}
+		for i, p := range ps {
+			add := func(ip netip.Addr, number uint16, k kind) {
+				out = append(out, wish{model.Key{IP: ip, Port: number, Proto: p.proto}, k, i})
+			}
+			add(cluster, p.number, kindClusterIP)
+			for _, e := range externals {
+				add(e.ip, p.number, e.kind)
+			}
+			if p.nodePort != 0 {
+				add(model.Unspecified(v6), p.nodePort, kindNodePort)
+			}
+		}
+	}
+	if len(other) > 0 {
+		n.add(OtherFamily, "%s: the Service has no ClusterIP of that family, or it is not served here; ignored", strings.Join(other, ", "))
+	}
+	slices.SortFunc(out, func(a, b wish) int { return cmp.Or(a.key.Compare(b.key), cmp.Compare(a.kind, b.kind)) })
+	return slices.CompactFunc(out, func(a, b wish) bool { return a.key == b.key })
+}
+
+type externalAddr struct {
+	ip   netip.Addr
+	kind kind
+}
+
+// externalAddrs lists the addresses of one family that are safe to serve at all.
+func (c Config) externalAddrs(s *corev1.Service, v6 bool, n *notes) []externalAddr {
+	var out []externalAddr
+	add := func(field, text string, k kind) {
+		ip, ok := parseAddr(text)
+		switch {
+		case strings.TrimSpace(text) == "": // an ingress that has a hostname only
+		case !ok:
+			n.add(Malformed, "%s: %s is no IP address", field, quote(text))
+		case unsafeAddr(ip) != "":
+			n.add(UnsafeAddress, "%s: %s is %s; it is not served", field, ip, unsafeAddr(ip))
+		case ip.Is6() == v6:
+			out = append(out, externalAddr{ip, k})
+		}
+	}
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
+			add(fieldIngress, in.IP, kindLoadBalancer)
+		}
+	}
+	if c.AllowExternalIPs {
+		for _, text := range s.Spec.ExternalIPs {
+			add(fieldExternalIPs, text, kindExternalIP)
+		}
+	}
+	return out
+}
