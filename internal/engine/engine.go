@@ -1,0 +1,193 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"fairlead/internal/model"
+	"fairlead/internal/source"
+)
+
+// Resolver turns objects into deltas. All calls come from one goroutine. A nil object is gone.
+type Resolver interface {
+	Service(types.NamespacedName, *corev1.Service)
+	Slice(types.NamespacedName, *discoveryv1.EndpointSlice)
+	Node(name string, node *corev1.Node)
+	Addrs([]netip.Addr)
+	Delta() model.Delta      // what all that was told since the last Delta changes
+	Notices() []model.Notice // what people should be told, and was not told before
+}
+
+// Config is what an engine is made of.
+type Config struct {
+	Resolver   Resolver
+	Dataplane  Dataplane
+	Observers  []Observer
+	Notices    func([]model.Notice) // takes what people should be told, on the engine's goroutine; may be nil
+	MinSync    time.Duration        // from the end of a round to the next; 0 is none
+	Resync     time.Duration        // everything is applied again this long after the last time; 0 is never
+	MaxBackoff time.Duration        // longest wait after a failed round; 0 is 30 s
+}
+
+// Engine is the one writer.
+type Engine struct {
+	config Config
+	queue  *queue
+	asks   chan ask
+	ended  chan struct{} // closed when Run returns
+
+	mu     sync.Mutex
+	status Status
+
+	// Of Run's goroutine alone:
+	state    *model.State // what is true; before the first success, what the kernel was found to hold
+	pending  model.Delta  // resolved, and not true yet
+	told     bool         // the resolver was told something since its last Delta
+	failures int          // since the last success
+	last     time.Time    // end of the last round
+	next     time.Time    // no round before
+	full     time.Time    // when everything was last applied, or tried
+}
+
+// View is what a question sees. It is valid during the question alone, and nothing in it may be changed.
+type View struct {
+	State     *model.State
+	Resolver  Resolver
+	Dataplane Dataplane
+	Status    Status
+}
+
+type ask struct {
+	f    func(View)
+	done chan struct{}
+}
+
+// New returns an engine that waits to be run.
+func New(c Config) *Engine {
+	if c.MaxBackoff == 0 {
+		c.MaxBackoff = 30 * time.Second
+	}
+	if c.Notices == nil {
+		c.Notices = func([]model.Notice) {}
+	}
+	return &Engine{config: c, queue: newQueue(), asks: make(chan ask), ended: make(chan struct{}),
+		status: Status{Sources: map[string]bool{}}, state: model.NewState(), pending: model.Delta{Full: true}}
+}
+
+// Sink registers a source by its name and returns what it should tell. Nothing is written until each registered source is
+// synced, so sources are registered before Run.
+func (e *Engine) Sink(name string) source.Sink {
+	e.register(name)
+	return sink{e, name}
+}
+
+// ErrEnded is the answer to a question that comes after the end of Run.
+var ErrEnded = errors.New("the engine has ended")
+
+// Do runs f on the engine's goroutine, between rounds, and returns when f has. The error says why f was not run.
+func (e *Engine) Do(ctx context.Context, f func(View)) error {
+	q := ask{f, make(chan struct{})}
+	select {
+	case e.asks <- q:
+		<-q.done
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.ended:
+		return ErrEnded
+	}
+}
+
+func (e *Engine) answer(q ask) {
+	defer close(q.done)
+	q.f(View{State: e.state, Resolver: e.config.Resolver, Dataplane: e.config.Dataplane, Status: e.Status()})
+}
+
+// Run works until ctx ends, and leaves the rules as they are. It is called once.
+func (e *Engine) Run(ctx context.Context) error {
+	defer close(e.ended)
+	e.update(func(s *Status) { s.Started = time.Now() })
+	e.load(ctx)
+	defer e.watch(ctx)()
+	for ctx.Err() == nil {
+		if e.due() {
+			e.round(ctx)
+		}
+		select {
+		case <-ctx.Done():
+		case <-e.queue.wake:
+			e.drain()
+		case q := <-e.asks:
+			e.answer(q)
+		case <-e.timer():
+		}
+	}
+	return nil
+}
+
+// load starts from what the kernel holds, so that observers hear what the first delta takes away.
+func (e *Engine) load(ctx context.Context) {
+	found, err := e.config.Dataplane.Dump(ctx)
+	if err != nil {
+		klog.ErrorS(err, "Can't read what the kernel holds; what is gone since will not be noticed")
+		return
+	}
+	e.state = found
+	klog.V(2).InfoS("Read what the kernel holds", "frontends", len(found.Frontends), "pools", len(found.Pools))
+}
+
+// drain tells the resolver all that is queued.
+func (e *Engine) drain() {
+	todo, since := e.queue.take()
+	for _, f := range todo {
+		f()
+	}
+	if len(todo) == 0 {
+		return
+	}
+	e.told = true
+	e.update(func(s *Status) {
+		if s.Synced && s.PendingSince.IsZero() {
+			s.PendingSince = since
+		}
+	})
+	e.soon()
+}
+
+// synced notes that a source has told all that it had.
+func (e *Engine) synced(name string) {
+	e.update(func(s *Status) {
+		s.Sources[name] = true
+		if !s.Synced && allTrue(s.Sources) {
+			s.Synced = true
+			klog.InfoS("All sources are synced")
+		}
+	})
+}
+
+// resolve adds to pending what the resolver has.
+func (e *Engine) resolve() {
+	if !e.told {
+		return
+	}
+	e.told = false
+	e.pending = e.pending.Then(e.config.Resolver.Delta())
+	if len(e.pending.Since) > maxSince {
+		e.pending.Since = e.pending.Since[:maxSince]
+	}
+	if n := e.config.Resolver.Notices(); len(n) > 0 {
+		e.config.Notices(n)
+	}
+}
+
+// maxSince bounds the times that a delta which fails for long collects; the oldest are kept. At 1,000 a minute, four
+// minutes' worth: enough for a histogram.
+const maxSince = 4096
