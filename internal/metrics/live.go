@@ -1,0 +1,251 @@
+package metrics
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"fairlead/internal/engine"
+	"fairlead/internal/health"
+	"fairlead/internal/resolve"
+)
+
+// Live is what is asked at each scrape. Any of it may be nil.
+type Live struct {
+	Look    func(context.Context, func(engine.View)) error // Engine.Do
+	Status  func() engine.Status
+	Sources func() []health.Source
+	Events  func() map[string]uint64 // Kubernetes Events by outcome: "posted", "repeated", "dropped"
+}
+
+// Counts is what a resolver counts.
+type Counts interface {
+	Stats() resolve.Stats
+	Refusals() map[string]int // that hold now, by reason
+}
+
+// RuleCounter is a dataplane that counts its rules: of each table, those it has, and those it wrote in the last round;
+// IPv4 first.
+type RuleCounter interface {
+	RuleCounts() (total, last map[string][2]int)
+}
+
+// PacketCounter is a dataplane whose kernel counts packets. The names are kube-proxy's nfacct objects.
+type PacketCounter interface {
+	Packets(name string) (packets uint64, ok bool)
+}
+
+const (
+	lookPatience = time.Second // what a scrape waits for the engine; then it gets what the one before saw
+	lookAgain    = time.Second // scrapes that come sooner get the same numbers
+)
+
+// live collects what is not counted but looked up.
+type live struct {
+	Live
+	mode     string
+	families []string
+
+	mu   sync.Mutex
+	at   time.Time
+	seen *seen
+
+	lastQueued, noLocal, iptTotal, iptLast                     *prometheus.Desc
+	endpointsTotal, endpointsWait, servicesTotal, servicesWait *prometheus.Desc
+	invalid, localhost                                         *prometheus.Desc
+	frontends, pools, backends, refusals                       *prometheus.Desc
+	synced, heard, events, pendingSince                        *prometheus.Desc
+}
+
+// seen is what one look found.
+type seen struct {
+	frontends, pools, backends [2]int // by family
+	counted                    bool
+	stats                      resolve.Stats
+	refusals                   map[string]int
+	total, last                map[string][2]int
+	packets                    map[string]uint64
+}
+
+func newLive(c Config, families []string) *live {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &live{Live: c.Live, mode: c.Mode, families: families,
+		lastQueued:     d("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a source last told something.", ipFamily),
+		noLocal:        d("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local, and endpoints, but none here.", "traffic_policy", ipFamily),
+		endpointsTotal: d("kubeproxy_sync_proxy_rules_endpoint_changes_total", "EndpointSlice changes told."),
+		endpointsWait:  d("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Services with EndpointSlice changes that are not resolved yet."),
+		servicesTotal:  d("kubeproxy_sync_proxy_rules_service_changes_total", "Service changes told."),
+		servicesWait:   d("kubeproxy_sync_proxy_rules_service_changes_pending", "Services whose changes are not resolved yet."),
+		iptTotal:       d("kubeproxy_sync_proxy_rules_iptables_total", "iptables rules owned.", "table", ipFamily),
+		iptLast:        d("kubeproxy_sync_proxy_rules_iptables_last", "iptables rules written in the last round.", "table", ipFamily),
+		invalid:        d("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped since conntrack found them invalid."),
+		localhost:      d("kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "Packets to NodePorts on 127.0.0.0/8."),
+		frontends:      d("fairlead_frontends", "Addresses and ports that are served.", ipFamily),
+		pools:          d("fairlead_pools", "Sets of backends.", ipFamily),
+		backends:       d("fairlead_backends", "Backends, counted once in each of their pools.", ipFamily),
+		refusals:       d("fairlead_refusals", "What is refused to Services now, by reason.", "reason"),
+		synced:         d("fairlead_source_synced", "1 when the source has told all that existed at the start.", "source"),
+		heard:          d("fairlead_source_heard_timestamp_seconds", "When the source last gave a sign of life.", "source"),
+		pendingSince:   d("fairlead_pending_seconds", "For how long the oldest change waits to be written; 0 when none does."),
+		events:         d("fairlead_events_total", "Kubernetes Events, by what became of them.", "outcome"),
+	}
+}
+
+// Describe tells nothing: which of them there are depends on what there is to ask.
+func (l *live) Describe(chan<- *prometheus.Desc) {}
+
+// Collect asks.
+func (l *live) Collect(ch chan<- prometheus.Metric) {
+	l.status(ch)
+	s := l.look()
+	if s == nil {
+		return
+	}
+	for _, f := range l.families {
+		i := index(f)
+		gauge(ch, l.frontends, s.frontends[i], f)
+		gauge(ch, l.pools, s.pools[i], f)
+		gauge(ch, l.backends, s.backends[i], f)
+		if s.counted {
+			gauge(ch, l.noLocal, s.stats.NoLocal.Internal[i], "internal", f)
+			gauge(ch, l.noLocal, s.stats.NoLocal.External[i], "external", f)
+		}
+		if l.mode == "iptables" {
+			for table, n := range s.total {
+				gauge(ch, l.iptTotal, n[i], table, f)
+			}
+			for table, n := range s.last {
+				gauge(ch, l.iptLast, n[i], table, f)
+			}
+		}
+	}
+	if s.counted {
+		counter(ch, l.endpointsTotal, s.stats.EndpointChanges)
+		gauge(ch, l.endpointsWait, s.stats.SlicesPending)
+		counter(ch, l.servicesTotal, s.stats.ServiceChanges)
+		gauge(ch, l.servicesWait, s.stats.ServicesPending)
+		for reason, n := range s.refusals {
+			gauge(ch, l.refusals, n, reason)
+		}
+	}
+	for name, desc := range map[string]*prometheus.Desc{acctInvalid: l.invalid, acctLocalhost: l.localhost} {
+		if n, ok := s.packets[name]; ok && l.mode == "iptables" {
+			counter(ch, desc, n)
+		}
+	}
+}
+
+// kube-proxy's nfacct objects (k8s.io/kubernetes/pkg/proxy/metrics).
+const (
+	acctInvalid   = "ct_state_invalid_dropped_pkts"
+	acctLocalhost = "localhost_nps_accepted_pkts"
+)
+
+// status tells what can be asked without the engine's goroutine.
+func (l *live) status(ch chan<- prometheus.Metric) {
+	if l.Status != nil {
+		s := l.Status()
+		for _, f := range l.families {
+			gauge(ch, l.lastQueued, unix(s.LastQueued), f)
+		}
+		waits := 0.0
+		if !s.PendingSince.IsZero() {
+			waits = time.Since(s.PendingSince).Seconds()
+		}
+		gauge(ch, l.pendingSince, waits)
+	}
+	if l.Sources != nil {
+		for _, src := range l.Sources() {
+			synced := 0
+			if src.Synced {
+				synced = 1
+			}
+			gauge(ch, l.synced, synced, src.Name)
+			if !src.Heard.IsZero() {
+				gauge(ch, l.heard, unix(src.Heard), src.Name)
+			}
+		}
+	}
+	if l.Events != nil {
+		for outcome, n := range l.Events() {
+			counter(ch, l.events, n, outcome)
+		}
+	}
+}
+
+// look asks the engine, or gives what was seen before when it is busy or was asked a moment ago.
+func (l *live) look() *seen {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Look == nil || l.seen != nil && time.Since(l.at) < lookAgain {
+		return l.seen
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookPatience)
+	defer cancel()
+	if err := l.Look(ctx, func(v engine.View) { l.seen, l.at = see(v), time.Now() }); err != nil {
+		klog.V(4).InfoS("Metrics are those of a former scrape", "age", time.Since(l.at), "err", err)
+	}
+	return l.seen
+}
+
+// see reads a view. It runs between the engine's rounds, and costs the number of frontends and pools.
+func see(v engine.View) *seen {
+	s := &seen{packets: map[string]uint64{}}
+	for k := range v.State.Frontends {
+		s.frontends[at(k.V6())]++
+	}
+	for id, p := range v.State.Pools {
+		s.pools[at(id.V6)]++
+		s.backends[at(id.V6)] += len(p.Backends)
+	}
+	if c, ok := v.Resolver.(Counts); ok {
+		s.counted, s.stats, s.refusals = true, c.Stats(), c.Refusals()
+	}
+	if c, ok := v.Dataplane.(RuleCounter); ok {
+		s.total, s.last = c.RuleCounts()
+	}
+	if c, ok := v.Dataplane.(PacketCounter); ok {
+		for _, name := range []string{acctInvalid, acctLocalhost} {
+			if n, ok := c.Packets(name); ok {
+				s.packets[name] = n
+			}
+		}
+	}
+	return s
+}
+
+// at is the place of a family: IPv4 first.
+func at(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+func index(family string) int { return at(family == IPv6) }
+
+// unix gives seconds since 1970; 0 is never.
+func unix(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixNano()) / 1e9
+}
+
+func gauge[N int | int32 | float64](ch chan<- prometheus.Metric, d *prometheus.Desc, n N, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, n uint64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+}
+
+var _ engine.Observer = (*Metrics)(nil)
+var _ engine.FailureObserver = (*Metrics)(nil)
+var _ engine.DriftObserver = (*Metrics)(nil)
+var _ Counts = (*resolve.Resolver)(nil)

@@ -1,0 +1,317 @@
+package metrics
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	client "k8s.io/client-go/tools/metrics"
+
+	"fairlead/internal/conntrack"
+	"fairlead/internal/engine"
+	"fairlead/internal/health"
+	"fairlead/internal/model"
+	"fairlead/internal/resolve"
+)
+
+type fakeResolver struct{ engine.Resolver }
+
+func (fakeResolver) Stats() resolve.Stats {
+	return resolve.Stats{ServiceChanges: 7, EndpointChanges: 9, ServicesPending: 1, SlicesPending: 2,
+		NoLocal: resolve.NoLocal{Internal: [2]int32{1, 2}, External: [2]int32{3, 4}}}
+}
+func (fakeResolver) Refusals() map[string]int { return map[string]int{"NodeAddress": 5} }
+
+type fakeDataplane struct{ engine.Dataplane }
+
+func (fakeDataplane) RuleCounts() (total, last map[string][2]int) {
+	return map[string][2]int{"nat": {40, 60}}, map[string][2]int{"nat": {4, 6}}
+}
+func (fakeDataplane) Packets(name string) (uint64, bool) {
+	return uint64(len(name)), true
+}
+
+func delta() model.Delta {
+	pool := func(v6 bool, addrs ...string) model.Pool {
+		p := model.Pool{ID: model.PoolID{Service: "ns/a", Proto: model.TCP, V6: v6}}
+		for _, a := range addrs {
+			p.Backends = append(p.Backends, model.Backend{Addr: netip.MustParseAddrPort(a)})
+		}
+		return p
+	}
+	return model.Delta{Full: true, Since: []time.Time{time.Now().Add(-3 * time.Second)},
+		Frontends: []model.Frontend{{Key: model.Key{IP: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: model.TCP}}},
+		Pools:     []model.Pool{pool(false, "10.244.1.1:80", "10.244.1.2:80")}}
+}
+
+// full is a Metrics to which everything has happened once.
+func full() *Metrics {
+	state := model.NewState()
+	state.Apply(delta())
+	m := New(Config{Mode: "iptables", V4: true, V6: true, Version: "v1", Revision: "abc", Live: Live{
+		Look: func(_ context.Context, f func(engine.View)) error {
+			f(engine.View{State: state, Resolver: fakeResolver{}, Dataplane: fakeDataplane{}})
+			return nil
+		},
+		Status: func() engine.Status { return engine.Status{LastQueued: time.Unix(100, 0)} },
+		Sources: func() []health.Source {
+			return []health.Source{{Name: "services", Synced: true, Heard: time.Unix(90, 0)}}
+		},
+		Events: func() map[string]uint64 { return map[string]uint64{"posted": 3} },
+	}})
+	m.WatchClient()
+	u := url.URL{Host: "api"}
+	client.RequestLatency.Observe(context.Background(), "GET", u, time.Second)
+	client.RateLimiterLatency.Observe(context.Background(), "GET", u, time.Second)
+	client.RequestResult.Increment(context.Background(), "200", "GET", "api")
+	m.Applied(delta(), 20*time.Millisecond)
+	partial := delta()
+	partial.Full = false
+	m.Applied(partial, 10*time.Millisecond)
+	m.Failed(errors.New("busy"), partial)
+	m.Drifted("a chain was flushed")
+	m.Notices(model.Notice{Reason: "NodeAddress"}, model.Notice{Reason: "NodeAddress"})
+	m.Conntrack(conntrack.Round{V6: true, Proto: model.UDP, Took: time.Millisecond, Deleted: 4})
+	m.Conntrack(conntrack.Round{Proto: model.UDP, Err: errors.New("busy")})
+	for path, code := range map[string]int{"/healthz": 200, "/livez": 503, "/readyz": 503} {
+		m.HealthAnswer(path, code)
+	}
+	m.CheckPortFailures(2)
+	return m
+}
+
+// shared is made once: client-go tells the first listener only.
+var shared = full()
+
+func families(t *testing.T, m *Metrics) map[string]*dto.MetricFamily {
+	t.Helper()
+	all, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*dto.MetricFamily{}
+	for _, f := range all {
+		if !strings.HasPrefix(f.GetName(), "go_") && !strings.HasPrefix(f.GetName(), "process_") {
+			out[f.GetName()] = f
+		}
+	}
+	return out
+}
+
+// docs/metrics.md has each metric with its type and labels, and no other.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (\\w+) \\| ([^|]*?) ?\\| [^|]+ \\| (kube-proxy's|ours|every Kubernetes component's) \\|$")
+	documented := map[string][]string{}
+	for _, r := range row.FindAllStringSubmatch(string(text), -1) {
+		if documented[r[1]] != nil {
+			t.Errorf("%s stands twice in docs/metrics.md", r[1])
+		}
+		documented[r[1]] = r[2:]
+	}
+	if rows := strings.Count(string(text), "\n| `"); rows != len(documented) {
+		t.Errorf("%d rows of %d can be read", len(documented), rows)
+	}
+	there := families(t, shared)
+	for name, f := range there {
+		doc := documented[name]
+		if doc == nil {
+			t.Errorf("%s is not in docs/metrics.md", name)
+			continue
+		}
+		if want := strings.ToLower(f.GetType().String()); doc[0] != want {
+			t.Errorf("%s is a %s, not a %s", name, want, doc[0])
+		}
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, "`"+l.GetName()+"`")
+		}
+		if got := strings.Fields(doc[1]); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(labels))) {
+			t.Errorf("%s has labels %v, not %v", name, labels, got)
+		}
+		if ours := strings.HasPrefix(name, "fairlead_"); ours != (doc[2] == "ours") {
+			t.Errorf("%s is not %s", name, doc[2])
+		}
+	}
+	for name := range documented {
+		if there[name] == nil {
+			t.Errorf("docs/metrics.md has %s, which does not exist", name)
+		}
+	}
+}
+
+func TestValues(t *testing.T) {
+	want := `
+# HELP fairlead_backends Backends, counted once in each of their pools.
+# TYPE fairlead_backends gauge
+fairlead_backends{ip_family="IPv4"} 2
+fairlead_backends{ip_family="IPv6"} 0
+# HELP fairlead_conntrack_deleted_entries_total Stale conntrack entries deleted.
+# TYPE fairlead_conntrack_deleted_entries_total counter
+fairlead_conntrack_deleted_entries_total{ip_family="IPv4",protocol="udp"} 0
+fairlead_conntrack_deleted_entries_total{ip_family="IPv6",protocol="udp"} 4
+# HELP fairlead_conntrack_rounds_total Looks for stale conntrack entries; failed ones are owed and done again.
+# TYPE fairlead_conntrack_rounds_total counter
+fairlead_conntrack_rounds_total{result="failed"} 1
+fairlead_conntrack_rounds_total{result="ok"} 1
+# HELP fairlead_frontends Addresses and ports that are served.
+# TYPE fairlead_frontends gauge
+fairlead_frontends{ip_family="IPv4"} 1
+fairlead_frontends{ip_family="IPv6"} 0
+# HELP fairlead_notices_total What people were told of a Service or the node, by reason.
+# TYPE fairlead_notices_total counter
+fairlead_notices_total{reason="NodeAddress"} 2
+# HELP fairlead_refusals What is refused to Services now, by reason.
+# TYPE fairlead_refusals gauge
+fairlead_refusals{reason="NodeAddress"} 5
+# HELP fairlead_rounds_total Writes to the kernel, by their result.
+# TYPE fairlead_rounds_total counter
+fairlead_rounds_total{result="failed"} 1
+fairlead_rounds_total{result="ok"} 2
+# HELP kubeproxy_sync_proxy_rules_iptables_last iptables rules written in the last round.
+# TYPE kubeproxy_sync_proxy_rules_iptables_last gauge
+kubeproxy_sync_proxy_rules_iptables_last{ip_family="IPv4",table="nat"} 4
+kubeproxy_sync_proxy_rules_iptables_last{ip_family="IPv6",table="nat"} 6
+# HELP kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total Failed writes of changes.
+# TYPE kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total counter
+kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv4"} 1
+kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv6"} 1
+# HELP kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds When a source last told something.
+# TYPE kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge
+kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 100
+kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 100
+# HELP kubeproxy_sync_proxy_rules_no_local_endpoints_total Service ports with policy Local, and endpoints, but none here.
+# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 3
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 1
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="external"} 4
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="internal"} 2
+`
+	var names []string
+	for _, l := range strings.Split(want, "\n") {
+		if name, ok := strings.CutPrefix(l, "# TYPE "); ok {
+			names = append(names, strings.Fields(name)[0])
+		}
+	}
+	if err := testutil.GatherAndCompare(shared.registry, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+	all := families(t, shared)
+	for name, counts := range map[string]map[string]uint64{
+		"kubeproxy_sync_proxy_rules_duration_seconds":         {IPv4: 2, IPv6: 2},
+		"kubeproxy_sync_full_proxy_rules_duration_seconds":    {IPv4: 1, IPv6: 1},
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds": {IPv4: 1, IPv6: 1},
+		"kubeproxy_network_programming_duration_seconds":      {IPv4: 2}, // the delta changes no IPv6 pool
+	} {
+		got := map[string]uint64{}
+		for _, m := range all[name].GetMetric() {
+			got[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
+		}
+		if len(got) != len(counts) || got[IPv4] != counts[IPv4] || got[IPv6] != counts[IPv6] {
+			t.Errorf("%s: %v, want %v", name, got, counts)
+		}
+	}
+	if n := len(all["kubeproxy_network_programming_duration_seconds"].GetMetric()[0].GetHistogram().GetBucket()); n != 80 {
+		t.Errorf("%d buckets, want kube-proxy's 80", n)
+	}
+}
+
+// One family, another mode, and nothing to ask: what makes no sense is not there.
+func TestLess(t *testing.T) {
+	m := New(Config{Mode: "nftables", V4: true})
+	m.Applied(delta(), time.Millisecond)
+	m.Failed(errors.New("busy"), delta())
+	for name, f := range families(t, m) {
+		if strings.Contains(name, "iptables") {
+			t.Errorf("%s in nftables mode", name)
+		}
+		for _, x := range f.GetMetric() {
+			for _, l := range x.GetLabel() {
+				if l.GetValue() == IPv6 {
+					t.Errorf("%s has IPv6", name)
+				}
+			}
+		}
+	}
+}
+
+// An engine that is busy costs a scrape a moment, and gives what was seen before.
+func TestBusyEngine(t *testing.T) {
+	state := model.NewState()
+	state.Apply(delta())
+	busy, looks := false, 0
+	l := newLive(Config{Mode: "iptables", Live: Live{Look: func(ctx context.Context, f func(engine.View)) error {
+		looks++
+		if busy {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		f(engine.View{State: state})
+		return nil
+	}}}, []string{IPv4})
+	r := prometheus.NewRegistry()
+	r.MustRegister(l)
+	for range 3 { // a burst of scrapes is one question
+		if n, err := testutil.GatherAndCount(r, "fairlead_frontends"); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if looks != 1 {
+		t.Errorf("asked %d times, want once", looks)
+	}
+	busy, l.at = true, time.Time{}
+	if n, err := testutil.GatherAndCount(r, "fairlead_frontends"); n != 1 || err != nil || looks != 2 {
+		t.Error(n, err, looks)
+	}
+}
+
+func TestServer(t *testing.T) {
+	get := func(h http.Handler, path string) (int, string, string) {
+		r := httptest.NewRecorder()
+		h.ServeHTTP(r, httptest.NewRequest(http.MethodGet, path, nil))
+		b, _ := io.ReadAll(r.Body)
+		return r.Code, r.Header().Get("Content-Type"), string(b)
+	}
+	h := shared.handler(ServerConfig{Configz: func() ([]byte, error) { return json.Marshal(map[string]int{"a": 1}) }})
+	for path, want := range map[string]string{"/healthz": "ok", "/proxyMode": "iptables", "/configz": `{"a":1}`} {
+		if code, _, body := get(h, path); code != 200 || body != want {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if code, kind, body := get(h, "/metrics"); code != 200 || !strings.HasPrefix(kind, "text/plain") || !strings.Contains(body, "fairlead_build_info{") ||
+		!strings.Contains(body, "process_open_fds") || !strings.Contains(body, "go_goroutines") {
+		t.Errorf("/metrics: %d %s", code, kind)
+	}
+	for _, path := range []string{"/debug/pprof/", "/", "/readyz"} {
+		if code, _, _ := get(h, path); code != 404 {
+			t.Errorf("%s: %d, want 404", path, code)
+		}
+	}
+	h = shared.handler(ServerConfig{Profiling: true})
+	if code, _, _ := get(h, "/debug/pprof/cmdline"); code != 200 {
+		t.Errorf("profiling: %d", code)
+	}
+	if code, _, _ := get(h, "/configz"); code != 404 {
+		t.Errorf("/configz without a configuration: %d", code)
+	}
+	if err := shared.Serve(context.Background(), ServerConfig{}); err != nil {
+		t.Errorf("no address: %v", err)
+	}
+}
