@@ -1,0 +1,31 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// remarks has a line for each setting that is taken and changes nothing, so that nobody waits for it in vain.
+func remarks(c *Config, where map[string]string) []string {
+	p := &c.Proxy
+	var out []string
+	for _, path := range slices.Sorted(maps.Keys(where)) {
+		section, _, nested := strings.Cut(path, ".")
+		switch {
+		case section == "winkernel" && nested, path == "windowsRunAsService" && p.WindowsRunAsService:
+			out = append(out, fmt.Sprintf("%s: %s is for Windows and has no effect", where[path], path))
+		case path == "logging.options.json.infoBufferSize":
+			out = append(out, fmt.Sprintf("%s: %s has no effect: JSON is not buffered", where[path], path))
+		case path == "portRange" && p.PortRange != "":
+			out = append(out, fmt.Sprintf("%s: portRange has no effect (it belonged to kube-proxy's userspace mode)", where[path]))
+		case path == "clusterCIDR" && p.ClusterCIDR != "" && c.Detect.Mode != DetectClusterCIDR:
+			out = append(out, fmt.Sprintf("%s: clusterCIDR has no effect with detectLocalMode %s", where[path], c.Detect.Mode))
+		}
+	}
+	if c.Detect.Mode == DetectClusterCIDR && len(c.Detect.CIDRs) == 0 {
+		out = append(out, "clusterCIDR is not set: pods can't be told from other clients, so that ClusterIP traffic is never masqueraded and externalTrafficPolicy Local takes pods for outsiders")
+	}
+	return out
+}
