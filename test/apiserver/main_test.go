@@ -1,0 +1,111 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// program is the proxy under test. kube-proxy itself may stand in, which tests the tests.
+	program = env("FAIRLEAD", "../../bin/fairlead")
+	mode    = env("FAIRLEAD_MODE", "iptables")
+	standIn = filepath.Base(program) == "kube-proxy"
+)
+
+// insideKey is set in the process that runs the tests, and tells it the folder with the binaries.
+const insideKey = "FAIRLEAD_TEST_INSIDE"
+
+// binaries are what the tests need of cmd/build.
+var binaries = []string{"testctl"}
+
+func binary(name string) string { return filepath.Join(os.Getenv(insideKey), name) }
+
+func env(name, otherwise string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return otherwise
+}
+
+// The main thread stays with the main goroutine: other threads enter namespaces and must not be it.
+func init() { runtime.LockOSThread() }
+
+// TestMain runs the tests in a second process, the first of its own PID, mount and network namespace. However it
+// ends, the kernel ends all it started and takes back every interface, rule and file.
+func TestMain(m *testing.M) {
+	run := outside
+	if os.Getenv(insideKey) != "" {
+		run = func() (int, error) { return inside(m) }
+	}
+	code, err := run()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func outside() (int, error) {
+	build := exec.Command("go", append([]string{"run", "./cmd/build"}, binaries...)...)
+	build.Stderr = os.Stderr
+	paths, err := build.Output()
+	if err != nil {
+		return 0, fmt.Errorf("build %s: %w", strings.Join(binaries, " and "), err)
+	}
+	first, _, _ := strings.Cut(string(paths), "\n")
+	self := exec.Command("/proc/self/exe", os.Args[1:]...)
+	self.Env = append(os.Environ(), insideKey+"="+filepath.Dir(first))
+	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
+	self.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	if os.Getuid() != 0 { // then be root in a user namespace
+		self.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		self.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		self.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	err = self.Run()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return 1, nil // the tests have said why
+	}
+	return 0, err
+}
+
+func inside(m *testing.M) (int, error) {
+	if err := privateMounts(); err != nil {
+		return 0, err
+	}
+	if err := buildWorld(); err != nil {
+		return 0, fmt.Errorf("build world: %w", err)
+	}
+	stop, err := startControlPlane()
+	if err != nil {
+		return 0, fmt.Errorf("start control plane: %w", err)
+	}
+	defer stop()
+	return m.Run(), nil
+}
+
+// privateMounts gives this process a /proc of its PID namespace and a /run (locks, sockets) of its own.
+func privateMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	return nil
+}
