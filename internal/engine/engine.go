@@ -32,7 +32,7 @@ type Config struct {
 	Dataplane  Dataplane
 	Observers  []Observer
 	Notices    func([]model.Notice) // takes what people should be told, on the engine's goroutine; may be nil
-	MinSync    time.Duration        // from the end of a round to the next; 0 is none
+	MinSync    time.Duration        // from the end of a round to the next, at least; 0 leaves it to what rounds cost
 	Resync     time.Duration        // everything is applied again this long after the last time; 0 is never
 	MaxBackoff time.Duration        // longest wait after a failed round; 0 is 30 s
 }

@@ -219,101 +219,103 @@ func (f forgetful) Apply(ctx context.Context, d model.Delta) error {
 	return nil
 }
 
-// TestFindsMistakes: the suite must complain of each of these dataplanes.
+// mistakes are dataplanes that get one thing wrong each.
+var mistakes = map[string]func() Subject{
+	"ignores GoneFrontends": bend(func(d model.Delta) model.Delta { d.GoneFrontends = nil; return d }),
+	"ignores GonePools":     bend(func(d model.Delta) model.Delta { d.GonePools = nil; return d }),
+	"ignores GoneChecks":    bend(func(d model.Delta) model.Delta { d.GoneChecks = nil; return d }),
+	"ignores Full":          bend(func(d model.Delta) model.Delta { d.Full = false; return d }),
+	"ignores a new Node": bend(func(d model.Delta) model.Delta {
+		if !d.Full {
+			d.Node = nil
+		}
+		return d
+	}),
+	"ignores pools alone": bend(func(d model.Delta) model.Delta {
+		if len(d.Frontends) == 0 {
+			d.Pools = nil
+		}
+		return d
+	}),
+	"ignores Allow": eachRoute(func(f *model.Frontend, _ *model.Route) { f.Allow = nil }),
+	"takes nobody for all": eachRoute(func(f *model.Frontend, _ *model.Route) {
+		if len(f.Allow) == 0 {
+			f.Allow = nil
+		}
+	}),
+	"ignores Owned":     eachRoute(func(f *model.Frontend, _ *model.Route) { f.Owned = false }),
+	"never hides":       eachRoute(func(_ *model.Frontend, r *model.Route) { r.SNAT = false }),
+	"always hides":      eachRoute(func(_ *model.Frontend, r *model.Route) { r.SNAT = true }),
+	"always rejects":    eachRoute(func(_ *model.Frontend, r *model.Route) { r.Else = model.Reject }),
+	"always drops":      eachRoute(func(_ *model.Frontend, r *model.Route) { r.Else = model.Drop }),
+	"one route for all": eachRoute(func(f *model.Frontend, r *model.Route) { *r = f.Routes[model.FromOutside] }),
+	"node as outside":   eachRoute(func(f *model.Frontend, r *model.Route) { f.Routes[model.FromNode] = f.Routes[model.FromOutside] }),
+	"pods as outside":   eachRoute(func(f *model.Frontend, r *model.Route) { f.Routes[model.FromPod] = f.Routes[model.FromOutside] }),
+	"confuses protocols": sending(func(p model.Packet, o Outcome) Outcome {
+		if p.Proto == model.SCTP {
+			o.Verdict = model.Reject
+		}
+		return o
+	}),
+	"no hairpin": sending(func(p model.Packet, o Outcome) Outcome { o.SNAT = o.SNAT && o.Backend.Addr() != p.Src.Addr(); return o }),
+	"v6 takes loopback": sending(func(p model.Packet, o Outcome) Outcome {
+		if p.Dst.Addr().IsLoopback() {
+			o.Verdict = model.Reject
+		}
+		return o
+	}),
+	"uses draining backends": bend(func(d model.Delta) model.Delta {
+		d.Pools = slices.Clone(d.Pools)
+		for i, p := range d.Pools {
+			d.Pools[i].Backends = slices.SortedFunc(slices.Values(slices.Concat(p.Backends, p.Draining)), model.Backend.Compare)
+		}
+		return d
+	}),
+	"one backend does all": func() Subject {
+		first := map[string]Outcome{}
+		return sending(func(p model.Packet, o Outcome) Outcome {
+			if old, ok := first[p.String()]; ok && old.Verdict == o.Verdict {
+				return old
+			}
+			first[p.String()] = o
+			return o
+		})()
+	},
+	"never sticks": bend(func(d model.Delta) model.Delta {
+		d.Pools = slices.Clone(d.Pools)
+		for i := range d.Pools {
+			d.Pools[i].Sticky = 0
+		}
+		return d
+	}),
+	"forgets at a restart who sticks": func() Subject {
+		m := newMind()
+		s := m.subject()
+		s.Open = func() (engine.Dataplane, error) {
+			clear(m.stuck)
+			return memory.New(m.kernel), nil
+		}
+		return s
+	},
+	"does not read the kernel again": wrap(func(d engine.Dataplane) engine.Dataplane {
+		read := false
+		return bent{Dataplane: d, hear: func(d model.Delta) model.Delta {
+			d.Full, read = d.Full && !read, true
+			return d
+		}}
+	}),
+	"notes after success": wrap(func(d engine.Dataplane) engine.Dataplane { return forgetful{d, model.NewState()} }),
+	"dumps too little": wrap(func(d engine.Dataplane) engine.Dataplane {
+		return bent{Dataplane: d, dump: func(s *model.State) { clear(s.Frontends) }}
+	}),
+	"dumps too much": wrap(func(d engine.Dataplane) engine.Dataplane {
+		return bent{Dataplane: d, dump: func(s *model.State) { s.Pools[model.PoolID{Service: "x"}] = model.Pool{Backends: []model.Backend{{}}} }}
+	}),
+	"Remove does nothing": wrap(func(d engine.Dataplane) engine.Dataplane { return stays{d} }),
+}
+
+// TestFindsMistakes: the suite must complain of each mistake.
 func TestFindsMistakes(t *testing.T) {
-	mistakes := map[string]func() Subject{
-		"ignores GoneFrontends": bend(func(d model.Delta) model.Delta { d.GoneFrontends = nil; return d }),
-		"ignores GonePools":     bend(func(d model.Delta) model.Delta { d.GonePools = nil; return d }),
-		"ignores GoneChecks":    bend(func(d model.Delta) model.Delta { d.GoneChecks = nil; return d }),
-		"ignores Full":          bend(func(d model.Delta) model.Delta { d.Full = false; return d }),
-		"ignores a new Node": bend(func(d model.Delta) model.Delta {
-			if !d.Full {
-				d.Node = nil
-			}
-			return d
-		}),
-		"ignores pools alone": bend(func(d model.Delta) model.Delta {
-			if len(d.Frontends) == 0 {
-				d.Pools = nil
-			}
-			return d
-		}),
-		"ignores Allow": eachRoute(func(f *model.Frontend, _ *model.Route) { f.Allow = nil }),
-		"takes nobody for all": eachRoute(func(f *model.Frontend, _ *model.Route) {
-			if len(f.Allow) == 0 {
-				f.Allow = nil
-			}
-		}),
-		"ignores Owned":     eachRoute(func(f *model.Frontend, _ *model.Route) { f.Owned = false }),
-		"never hides":       eachRoute(func(_ *model.Frontend, r *model.Route) { r.SNAT = false }),
-		"always hides":      eachRoute(func(_ *model.Frontend, r *model.Route) { r.SNAT = true }),
-		"always rejects":    eachRoute(func(_ *model.Frontend, r *model.Route) { r.Else = model.Reject }),
-		"always drops":      eachRoute(func(_ *model.Frontend, r *model.Route) { r.Else = model.Drop }),
-		"one route for all": eachRoute(func(f *model.Frontend, r *model.Route) { *r = f.Routes[model.FromOutside] }),
-		"node as outside":   eachRoute(func(f *model.Frontend, r *model.Route) { f.Routes[model.FromNode] = f.Routes[model.FromOutside] }),
-		"pods as outside":   eachRoute(func(f *model.Frontend, r *model.Route) { f.Routes[model.FromPod] = f.Routes[model.FromOutside] }),
-		"confuses protocols": sending(func(p model.Packet, o Outcome) Outcome {
-			if p.Proto == model.SCTP {
-				o.Verdict = model.Reject
-			}
-			return o
-		}),
-		"no hairpin": sending(func(p model.Packet, o Outcome) Outcome { o.SNAT = o.SNAT && o.Backend.Addr() != p.Src.Addr(); return o }),
-		"v6 takes loopback": sending(func(p model.Packet, o Outcome) Outcome {
-			if p.Dst.Addr().IsLoopback() {
-				o.Verdict = model.Reject
-			}
-			return o
-		}),
-		"uses draining backends": bend(func(d model.Delta) model.Delta {
-			d.Pools = slices.Clone(d.Pools)
-			for i, p := range d.Pools {
-				d.Pools[i].Backends = slices.SortedFunc(slices.Values(slices.Concat(p.Backends, p.Draining)), model.Backend.Compare)
-			}
-			return d
-		}),
-		"one backend does all": func() Subject {
-			first := map[string]Outcome{}
-			return sending(func(p model.Packet, o Outcome) Outcome {
-				if old, ok := first[p.String()]; ok && old.Verdict == o.Verdict {
-					return old
-				}
-				first[p.String()] = o
-				return o
-			})()
-		},
-		"never sticks": bend(func(d model.Delta) model.Delta {
-			d.Pools = slices.Clone(d.Pools)
-			for i := range d.Pools {
-				d.Pools[i].Sticky = 0
-			}
-			return d
-		}),
-		"forgets at a restart who sticks": func() Subject {
-			m := newMind()
-			s := m.subject()
-			s.Open = func() (engine.Dataplane, error) {
-				clear(m.stuck)
-				return memory.New(m.kernel), nil
-			}
-			return s
-		},
-		"does not read the kernel again": wrap(func(d engine.Dataplane) engine.Dataplane {
-			read := false
-			return bent{Dataplane: d, hear: func(d model.Delta) model.Delta {
-				d.Full, read = d.Full && !read, true
-				return d
-			}}
-		}),
-		"notes after success": wrap(func(d engine.Dataplane) engine.Dataplane { return forgetful{d, model.NewState()} }),
-		"dumps too little": wrap(func(d engine.Dataplane) engine.Dataplane {
-			return bent{Dataplane: d, dump: func(s *model.State) { clear(s.Frontends) }}
-		}),
-		"dumps too much": wrap(func(d engine.Dataplane) engine.Dataplane {
-			return bent{Dataplane: d, dump: func(s *model.State) { s.Pools[model.PoolID{Service: "x"}] = model.Pool{Backends: []model.Backend{{}}} }}
-		}),
-		"Remove does nothing": wrap(func(d engine.Dataplane) engine.Dataplane { return stays{d} }),
-	}
 	for name, fresh := range mistakes {
 		t.Run(name, func(t *testing.T) {
 			err := conform(fresh, 300)

@@ -111,8 +111,9 @@ func jumps(v6 bool) []chain {
 		lbfw     = "kubernetes load balancer firewall"
 	)
 	guard := to(chainFirewall, "", 0)
+	// A frontend at an address of the node goes before a NodePort of the same number, here as in the nat table.
 	input := []Rule{to(chainProxyFW, lbfw, StateNew), to(chainNodePorts, "kubernetes health check service ports", 0),
-		to(chainExternal, external, StateNew), to(chainServices, portals, StateNew)}
+		to(chainServices, portals, StateNew), to(chainExternal, external, StateNew)}
 	output := []Rule{to(chainProxyFW, lbfw, StateNew), to(chainServices, portals, StateNew)}
 	if !v6 {
 		input, output = append([]Rule{guard}, input...), append([]Rule{guard}, output...)
