@@ -21,10 +21,11 @@ const (
 
 // choice is how the endpoints of one port were chosen.
 type choice struct {
-	by                          topology
-	key                         string // byKey: which
-	fadingCluster, fadingLocal  bool   // the pool took endpoints that terminate, having nothing better
-	anyUsable, anyLocal, anyWin bool   // anywhere; in the local pool; in the cluster pool
+	by        topology
+	key       string // byKey: which
+	fading    bool   // the cluster pool took endpoints that terminate, since none is ready
+	anyUsable bool   // there is an endpoint somewhere that could be used
+	anyLocal  bool   // the local pool is not empty
 }
 
 // choose marks which endpoints are in the cluster and in the local pool (kube-proxy's pkg/proxy/topology.go). The two fall
@@ -44,7 +45,7 @@ func (h *here) choose(es []endpoint, keys []string) choice {
 		can = func(e *endpoint) bool { return e.ready }
 	}
 	c.by, c.key = h.topology(es, keys, can)
-	c.fadingCluster, c.fadingLocal = c.anyUsable && !anyReady, !localReady
+	c.fading = c.anyUsable && !anyReady
 	for i := range es {
 		e := &es[i]
 		if e.twin != nil {
@@ -52,9 +53,8 @@ func (h *here) choose(es []endpoint, keys []string) choice {
 		}
 		e.inCluster = can(e) && h.fits(e, c.by, c.key)
 		e.inLocal = e.local && (e.ready || !localReady && e.fading())
-		c.anyWin, c.anyLocal = c.anyWin || e.inCluster, c.anyLocal || e.inLocal
+		c.anyLocal = c.anyLocal || e.inLocal
 	}
-	c.fadingLocal = c.fadingLocal && c.anyLocal
 	return c
 }
 

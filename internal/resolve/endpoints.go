@@ -150,21 +150,33 @@ func settleTwins(es []endpoint) {
 // knows better: it is the later word on one pod. Those left are different pods, of which at most one really has the
 // address: it is more likely the one in better health.
 func settleRun(run []endpoint) {
-	best := -1
+	var known []*endpoint // those with a targetRef: by target, the newest slice first
 	for i := range run {
-		outdated := slices.ContainsFunc(run, func(o endpoint) bool {
-			return sameTarget(o.from.TargetRef, run[i].from.TargetRef) && compareAge(o.slice, run[i].slice) > 0
-		})
-		if outdated {
-			continue
+		if run[i].from.TargetRef != nil {
+			known = append(known, &run[i])
 		}
-		if best < 0 || cmp.Or(run[i].health()-run[best].health(), compareAge(run[i].slice, run[best].slice)) > 0 {
-			best = i
+	}
+	slices.SortStableFunc(known, func(a, b *endpoint) int {
+		return cmp.Or(compareTargets(a.from.TargetRef, b.from.TargetRef), compareAge(b.slice, a.slice))
+	})
+	newest := 0
+	for i, e := range known {
+		if compareTargets(known[newest].from.TargetRef, e.from.TargetRef) != 0 {
+			newest = i
+		}
+		if compareAge(known[newest].slice, e.slice) > 0 {
+			e.twin = known[newest].slice
+		}
+	}
+	var best *endpoint
+	for i := range run {
+		if e := &run[i]; e.twin == nil && (best == nil || cmp.Or(e.health()-best.health(), compareAge(e.slice, best.slice)) > 0) {
+			best = e
 		}
 	}
 	for i := range run {
-		if i != best {
-			run[i].twin = run[best].slice
+		if &run[i] != best {
+			run[i].twin = best.slice
 		}
 	}
 }
@@ -196,12 +208,10 @@ func version(s *discoveryv1.EndpointSlice) uint64 {
 	return n
 }
 
-func sameTarget(a, b *corev1.ObjectReference) bool {
-	switch {
-	case a == nil || b == nil:
-		return false
-	case a.UID != "" || b.UID != "":
-		return a.UID == b.UID
+// compareTargets orders the objects that endpoints stand for: by uid, and those without one by name.
+func compareTargets(a, b *corev1.ObjectReference) int {
+	if a.UID != "" || b.UID != "" {
+		return cmp.Compare(a.UID, b.UID)
 	}
-	return a.Kind == b.Kind && a.Namespace == b.Namespace && a.Name == b.Name
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }

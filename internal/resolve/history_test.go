@@ -508,3 +508,61 @@ func TestSince(t *testing.T) {
 		})
 	}
 }
+
+// Counters, and what is Full.
+func TestStats(t *testing.T) {
+	r := New(Config{NodeName: "n1", IPv4: true})
+	nn := types.NamespacedName{Namespace: "x", Name: "a"}
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: "NodePort", ClusterIP: "10.96.0.1", InternalTrafficPolicy: &local, ExternalTrafficPolicy: "Local", Ports: []corev1.ServicePort{{Port: 80}, {Port: 81, Name: "b"}}}}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}}, AddressType: "IPv4"}
+	port := int32(80)
+	slice.Ports, slice.Endpoints = []discoveryv1.EndpointPort{{Port: &port}}, []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}
+	r.Service(nn, svc)
+	r.Service(nn, svc)
+	r.Slice(nn, slice)
+	if got, want := r.Stats(), (Stats{ServiceChanges: 2, EndpointChanges: 1, ServicesPending: 1, SlicesPending: 1}); got != want {
+		t.Errorf("before a delta: %+v, want %+v", got, want)
+	}
+	if d := r.Delta(); !d.Full || d.Node == nil {
+		t.Errorf("the first delta is not full: %v", d.Lines())
+	}
+	want := Stats{ServiceChanges: 2, EndpointChanges: 1, NoLocal: NoLocal{Internal: [2]int32{1, 0}, External: [2]int32{1, 0}}}
+	if got := r.Stats(); got != want {
+		t.Errorf("after a delta: %+v, want %+v", got, want)
+	}
+	r.SetConfig(Config{NodeName: "n1", IPv4: true})
+	if d := r.Delta(); !d.Empty() {
+		t.Errorf("the same settings again: %v", d.Lines())
+	}
+	r.MarkAll()
+	if d := r.Delta(); !d.Full || d.Node == nil || len(d.Frontends) != 2 {
+		t.Errorf("the delta after MarkAll is not full: %v", d.Lines())
+	}
+}
+
+// An object as large as etcd takes them costs a moment, not the machine.
+func TestHugeObjects(t *testing.T) {
+	nn := types.NamespacedName{Namespace: "x", Name: "a"}
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+	for i := range 20000 {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, fmt.Sprintf("20.0.%d.%d", i/256, i%256), fmt.Sprint("junk", i))
+	}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}}, AddressType: "IPv4"}
+	name, port := "p0", int32(80)
+	slice.Ports = []discoveryv1.EndpointPort{{Name: &name, Port: &port}}
+	for range 20000 {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, TargetRef: &corev1.ObjectReference{UID: "u"}})
+	}
+	r := New(Config{IPv4: true, AllowExternalIPs: true})
+	r.Service(nn, svc)
+	r.Slice(nn, slice)
+	d := r.Delta()
+	if len(d.Frontends) == 0 || len(d.Frontends) > maxWishes {
+		t.Errorf("%d frontends", len(d.Frontends))
+	}
+	if got := len(r.Notices()); got != maxNotices+1 {
+		t.Errorf("%d notices, want %d", got, maxNotices+1)
+	}
+}

@@ -35,10 +35,20 @@ func (n *notes) add(reason, format string, args ...any) {
 	n.list = append(n.list, model.Notice{Service: n.service, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
+// maxNotices is how many things are said of one Service; who reads these has enough to do, and a Service of a thousand
+// errors must not drown those of others.
+const maxNotices = 50
+
 // sorted gives the notices in order, each once.
 func (n *notes) sorted() []model.Notice {
 	slices.SortFunc(n.list, compareNotices)
-	return slices.Compact(n.list)
+	list := slices.Compact(n.list)
+	if more := len(list) - maxNotices; more > 0 {
+		list[maxNotices] = model.Notice{Service: n.service, Reason: Malformed, Message: fmt.Sprintf("and %d more faults of this Service", more)}
+		list = slices.Clone(list[:maxNotices+1])
+		slices.SortFunc(list, compareNotices)
+	}
+	return list
 }
 
 func compareNotices(a, b model.Notice) int {

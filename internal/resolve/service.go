@@ -222,7 +222,9 @@ func topologyKeys(s *corev1.Service, n *notes) []string {
 	for key := range strings.SplitSeq(text, ",") {
 		switch key = strings.TrimSpace(key); key {
 		case keyHostname, keyZone, keyAny:
-			keys = append(keys, key)
+			if !slices.Contains(keys, key) {
+				keys = append(keys, key)
+			}
 		case "":
 		default:
 			n.add(Malformed, "%s: %s is not a key that is known (%s, %s, %s); it is skipped", AnnotationTopologyKeys, quote(key), keyHostname, keyZone, keyAny)

@@ -109,7 +109,7 @@ func condition(e *endpoint) string {
 }
 
 func (h *here) clusterReason(c *chosen, e *endpoint) []string {
-	if e.fading() && !c.fadingCluster {
+	if e.fading() && !c.fading {
 		return []string{"others are ready"}
 	}
 	why := h.topologyReason(c.choice, e)

@@ -36,6 +36,10 @@ type wish struct {
 	port int // index into ports(service)
 }
 
+// maxWishes bounds what one Service can cost: external addresses times ports. No sane Service has a hundredth of it, but one
+// object of etcd's full size (1.5 MiB) could ask for a billion.
+const maxWishes = 1 << 16
+
 // wishes lists what a Service asks for, sorted by key, one wish a key. It depends on nothing but the object and the
 // configuration, which is what lets wishes be indexed.
 func (c Config) wishes(s *corev1.Service, n *notes) []wish {
@@ -59,6 +63,10 @@ func (c Config) wishes(s *corev1.Service, n *notes) []wish {
 			continue
 		}
 		for i, p := range ps {
+			if len(out)+len(externals)+2 > maxWishes {
+				n.add(Malformed, "the Service has too many addresses and ports (%d addresses, %d ports); not all are served", len(externals), len(ps))
+				break
+			}
 			add := func(ip netip.Addr, number uint16, k kind) {
 				out = append(out, wish{model.Key{IP: ip, Port: number, Proto: p.proto}, k, i})
 			}
@@ -72,11 +80,14 @@ func (c Config) wishes(s *corev1.Service, n *notes) []wish {
 		}
 	}
 	if len(other) > 0 {
+		other = other[:min(len(other), maxNamed)]
 		n.add(OtherFamily, "%s: the Service has no ClusterIP of that family, or it is not served here; ignored", strings.Join(other, ", "))
 	}
 	slices.SortFunc(out, func(a, b wish) int { return cmp.Or(a.key.Compare(b.key), cmp.Compare(a.kind, b.kind)) })
 	return slices.CompactFunc(out, func(a, b wish) bool { return a.key == b.key })
 }
+
+const maxNamed = 8 // addresses in one message
 
 type externalAddr struct {
 	ip   netip.Addr

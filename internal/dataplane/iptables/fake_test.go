@@ -18,7 +18,7 @@ type fakeKernel struct {
 	fail   func() (before, after bool) // inject failures of Write
 	writes int
 	recent map[string]map[netip.Addr]bool // the lists of xt_recent
-	wrote  []ChainID // of the last Write
+	wrote  []ChainID                      // of the last Write
 }
 
 func newFakeKernel() *fakeKernel {

@@ -151,12 +151,22 @@ func addrs() ([]netip.Addr, error) {
 	for try := 1; ; try++ {
 		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		if err == nil {
-			return tidy(all), nil
+			return tidy(withoutVIPs(all)), nil
 		}
 		if !errors.Is(err, netlink.ErrDumpInterrupted) || try == listMost {
 			return nil, err
 		}
 	}
+}
+
+// withoutVIPs leaves out the addresses of kube-ipvs0, the interface where kube-proxy in ipvs mode keeps those of Services:
+// they are no node's, and refusing them to their Services would end the traffic of a node that changes over.
+func withoutVIPs(all []netlink.Addr) []netlink.Addr {
+	link, err := netlink.LinkByName("kube-ipvs0")
+	if err != nil {
+		return all // there is none, as nearly everywhere
+	}
+	return slices.DeleteFunc(all, func(a netlink.Addr) bool { return a.LinkIndex == link.Attrs().Index })
 }
 
 // tidy keeps the addresses that the kernel answers for, sorted, without zones, each once.
