@@ -40,6 +40,8 @@ const (
 
 	ipsetProtocol     = 6 // spoken by every kernel since 2.6.39
 	ipsetFlagSetsOnly = 2 // IPSET_FLAG_LIST_SETNAME: no members
+
+	ipsetErrBusy = unix.Errno(4100) // IPSET_ERR_BUSY
 )
 
 // DestroyIPSets destroys the sets of ipset(8) whose names begin so, and gives the names. A kernel without ipset has none.
@@ -60,7 +62,11 @@ func DestroyIPSets(prefix string) ([]string, error) {
 			continue
 		}
 		attrs := AppendAttrString(AppendAttr(nil, ipsetAttrProtocol, []byte{ipsetProtocol}), ipsetAttrSetName, name)
-		if err := c.Do(subsysIPSet<<8|ipsetDestroy, 0, unix.AF_INET, attrs); err != nil && !errors.Is(err, unix.ENOENT) {
+		err := c.Do(subsysIPSet<<8|ipsetDestroy, 0, unix.AF_INET, attrs)
+		if errors.Is(err, ipsetErrBusy) {
+			err = errors.New("a rule still uses it")
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			failed = errors.Join(failed, fmt.Errorf("destroy ipset %s: %w", name, err))
 			continue
 		}

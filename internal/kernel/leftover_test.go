@@ -37,6 +37,12 @@ func TestLeftovers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		run("ipset", "create", "KUBE-BUSY", "hash:ip")
+		run("iptables", "-A", "INPUT", "-m", "set", "--match-set", "KUBE-BUSY", "src", "-j", "DROP")
+		if _, err := DestroyIPSets("KUBE-BUSY"); err == nil || err.Error() != "destroy ipset KUBE-BUSY: a rule still uses it" {
+			t.Errorf("a set in use: %v", err)
+		}
+		run("iptables", "-F", "INPUT")
 		for range 2 { // the second time there is nothing to do
 			if err := DeleteNFTable(unix.NFPROTO_IPV4, "kube-proxy"); err != nil {
 				t.Error(err)
@@ -51,7 +57,7 @@ func TestLeftovers(t *testing.T) {
 		if err := DeleteLink("lo", "bridge"); err != nil {
 			t.Error(err)
 		}
-		if got := strings.TrimSpace(run("nft", "list", "tables")); got != "table ip other" {
+		if got := strings.TrimSpace(run("nft", "list", "tables")); !strings.Contains(got, "table ip other") || strings.Contains(got, "kube-proxy") {
 			t.Errorf("tables: %s", got)
 		}
 		if got := strings.TrimSpace(run("ipset", "list", "-n")); got != "other" {

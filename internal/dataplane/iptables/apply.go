@@ -3,6 +3,7 @@ package iptables
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -15,18 +16,19 @@ import (
 
 // Config is what the rules depend on beside the model.
 type Config struct {
-	V4, V6        bool   // families to serve
-	MasqueradeBit int    // bit of the packet mark that asks for masquerade (kube-proxy's iptables.masqueradeBit); 0..31
-	KeepInvalid   bool   // do not drop packets that conntrack calls invalid (conntrack.tcpBeLiberal)
-	Backend       string // "nf_tables", "legacy", or empty for what the node uses
-	counters      bool   // the kernel has nfacct counters
+	V4, V6        bool        // families to serve
+	MasqueradeBit int         // bit of the packet mark that asks for masquerade (kube-proxy's iptables.masqueradeBit); 0..31
+	KeepInvalid   bool        // do not drop packets that conntrack calls invalid (conntrack.tcpBeLiberal)
+	Backend       string      // "nf_tables", "legacy", or empty for what the node uses
+	Log           func(error) // told of what does not work, and keeps nothing else from working; may be nil
+	counters      bool        // the kernel has nfacct counters
 }
 
 func (c Config) mark() uint32 { return 1 << c.MasqueradeBit }
 
 func (c Config) invalidCounter() string {
 	if c.counters {
-		return "ct_state_invalid_dropped_pkts"
+		return acctInvalid
 	}
 	return ""
 }
@@ -43,6 +45,7 @@ type Dataplane struct {
 	loaded   bool
 	terse    bool      // no comments on the rules of single endpoints
 	counters *accounts // nil where the kernel has none
+	told     bool      // that localhost can't be served
 	sysctl   func(name, value string) error
 	sizes    map[owner][2]int // rules wanted, by table
 	total    [2][2]int        // the sum of them, by family and table
@@ -76,6 +79,9 @@ type forest struct {
 func (f forest) all() []*tree { return []*tree{f.services, f.nodePorts, f.refused, f.ranges, f.denied} }
 
 func newDataplane(cfg Config, be backend) *Dataplane {
+	if cfg.Log == nil {
+		cfg.Log = func(error) {}
+	}
 	d := &Dataplane{cfg: cfg, be: be}
 	d.table = shadow.New[owner, ChainID](func(a, b content) bool { return a.sum == b.sum }, func(c content) content { return content{sum: c.sum} })
 	d.reset()
@@ -95,9 +101,15 @@ func (d *Dataplane) reset() {
 			return t
 		}
 		dispatch := func(s *service, f model.Frontend) []Rule { return []Rule{s.dispatch(f)} }
+		byPort := func(s *service, f model.Frontend) []Rule {
+			if rule := s.dispatch(f); !v6 && d.cfg.counters && d.state.Node.LocalhostPort {
+				return []Rule{localhostOnly(rule), rule}
+			}
+			return dispatch(s, f)
+		}
 		f := forest{
 			services:  grow(chainServices, prefixService, Nat, false, dispatch),
-			nodePorts: grow(chainNodePorts, prefixService+"NP-", Nat, true, dispatch),
+			nodePorts: grow(chainNodePorts, prefixService+"NP-", Nat, true, byPort),
 			refused:   grow(chainServices, prefixRefusals, Filter, false, (*service).refusals),
 			ranges:    grow(chainProxyFW, prefixRanges, Filter, false, (*service).refusals),
 			denied:    grow(chainDenyPorts, prefixDenied, Filter, true, (*service).refusals),
@@ -143,24 +155,25 @@ func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
 		d.reset()
 		d.terse = d.be.Name() == flavourLegacy && endpointCount(delta.Pools) > terseAbove
 	}
-	if err := d.allowLocalhost(delta.Node); err != nil {
-		return err
-	}
+	d.allowLocalhost(delta.Node)
 	d.want(d.narrow(delta))
 	return d.write(ctx)
 }
 
 // allowLocalhost lets packets to 127.0.0.0/8 be routed after their destination was translated, which NodePorts on
 // localhost need; KUBE-FIREWALL keeps strangers out. Nothing turns it off again, since others may rely on it.
-func (d *Dataplane) allowLocalhost(n *model.Node) error {
+func (d *Dataplane) allowLocalhost(n *model.Node) {
 	if n == nil || !n.LocalhostPort || !d.cfg.V4 || d.sysctl == nil {
-		return nil
+		return
 	}
-	if err := d.sysctl("net/ipv4/conf/all/route_localnet", "1"); err != nil {
-		return fmt.Errorf("NodePorts on localhost: %w", err)
+	if err := d.sysctl(RouteLocalnet, "1"); err != nil && !d.told {
+		d.told = true
+		d.cfg.Log(fmt.Errorf("NodePorts on 127.0.0.1 will not work; everything else does: %w", err))
 	}
-	return nil
 }
+
+// RouteLocalnet is the sysctl that NodePorts on 127.0.0.0/8 need to be 1.
+const RouteLocalnet = "net/ipv4/conf/all/route_localnet"
 
 // terseAbove is how many endpoints make the legacy back end leave out comments where there is a rule for each endpoint, as
 // kube-proxy does (its large-cluster mode). There every change copies the whole table, and a comment adds 288 bytes to a
@@ -187,7 +200,7 @@ func (d *Dataplane) load(ctx context.Context) error {
 			switch {
 			case id.builtin():
 				held[id] = content{sum: checksum(id, keepOnly(f.Rules, expected[id]))}
-			case ours(id) || id.Name == chainFirewall:
+			case ours(id) || id.Name == chainFirewall && !v6: // kube-proxy makes one for IPv6 too; it is the kubelet's then
 				held[id] = content{sum: foundSum(id, f)}
 			}
 		})
@@ -516,7 +529,33 @@ func (d *Dataplane) write(ctx context.Context) error {
 		}
 		puts = puts[most:]
 	}
-	return d.writeSome(ctx, puts, deletes)
+	err := d.writeSome(ctx, puts, deletes)
+	if errors.Is(err, errInUse) {
+		if err := d.writeSome(ctx, puts, nil); err != nil {
+			return err
+		}
+		return d.emptied(ctx, deletes)
+	}
+	return err
+}
+
+// emptied is for chains one of which can't be deleted since somebody else's rule leads to it: those are left empty, until
+// everything is read again. A stranger's rule must not keep Services from being served.
+func (d *Dataplane) emptied(ctx context.Context, deletes []ChainID) error {
+	for _, id := range deletes {
+		err := d.writeSome(ctx, nil, []ChainID{id})
+		if !errors.Is(err, errInUse) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := d.be.Write(ctx, []change{{Chain: id}}); err != nil {
+			return fmt.Errorf("empty chain %s: %w", id.Name, err)
+		}
+		d.table.Settled(id)
+	}
+	return nil
 }
 
 func (d *Dataplane) writeSome(ctx context.Context, puts []shadow.Row[ChainID, content], deletes []ChainID) error {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"slices"
 )
 
@@ -48,6 +49,9 @@ func readAll(ctx context.Context, be backend, v6 bool) (map[ChainID]found, error
 	})
 	return chains, err
 }
+
+// errInUse says that a chain can't be deleted, since a rule that is not ours leads to it.
+var errInUse = errors.New("a rule elsewhere still refers to it")
 
 // found is a chain as the kernel holds it.
 type found struct {

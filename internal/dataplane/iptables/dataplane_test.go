@@ -298,3 +298,36 @@ func TestCostFollowsTheChange(t *testing.T) {
 		apply(model.Delta{Frontends: []model.Frontend{f}, Pools: []model.Pool{p}}, 12, "a Service comes")
 	}
 }
+
+// A rule of somebody else that leads to a chain which must go keeps nothing from being served.
+func TestForeignReference(t *testing.T) {
+	k := newFakeKernel()
+	d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
+	all := many(2, 1)
+	if err := d.Apply(context.Background(), all); err != nil {
+		t.Fatal(err)
+	}
+	stale := ChainID{Table: Nat, Name: poolChain(all.Pools[0].ID)}
+	foreign := ChainID{Table: Nat, Name: "FOREIGN"}
+	k.chains[foreign] = []Rule{{Target: Target{Action: Jump, Chain: stale.Name}}}
+	extra := many(3, 1)
+	change := model.Delta{GoneFrontends: []model.Key{all.Frontends[0].Key}, GonePools: []model.PoolID{all.Pools[0].ID},
+		Frontends: extra.Frontends[2:], Pools: extra.Pools[2:]}
+	if err := d.Apply(context.Background(), change); err != nil {
+		t.Fatal(err)
+	}
+	if rules, ok := k.chains[stale]; !ok || len(rules) > 0 {
+		t.Errorf("the chain that is in use holds %v, want it empty", rules)
+	}
+	if _, ok := k.chains[ChainID{Table: Nat, Name: poolChain(extra.Pools[2].ID)}]; !ok {
+		t.Error("the new Service is not served")
+	}
+	delete(k.chains, foreign)
+	all.Frontends, all.Pools = extra.Frontends[1:], extra.Pools[1:]
+	if err := d.Apply(context.Background(), all); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := k.chains[stale]; ok {
+		t.Error("the chain stays after nobody refers to it any more")
+	}
+}

@@ -43,6 +43,7 @@ func (r *reader) entries(t Table, name string, depth int, visit func(Rule)) {
 		switch {
 		case rule.Target.Chain != "" && isBranch(to) && depth < 64:
 			r.entries(t, to.Name, depth+1, visit)
+		case rule.Dst.IsValid() && !rule.Dst.IsSingleIP(): // counts what comes by localhost, beside the rule for all
 		case rule.Proto != 0 && rule.Port != 0 && rule.PortEnd <= rule.Port, rule.Target.Chain == chainRefuse:
 			visit(rule)
 		}

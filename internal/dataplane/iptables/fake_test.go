@@ -84,6 +84,9 @@ func (k *fakeKernel) Write(_ context.Context, changes []change) error {
 		for _, r := range rules {
 			to := ChainID{id.V6, id.Table, r.Target.Chain}
 			if _, ok := next[to]; r.Target.Chain != "" && !ok {
+				if _, was := k.chains[to]; was {
+					return fmt.Errorf("%v %s jumps to %s: %w", id.Table, id.Name, to.Name, errInUse)
+				}
 				return fmt.Errorf("%v %s jumps to %s, which is not there", id.Table, id.Name, to.Name)
 			}
 		}

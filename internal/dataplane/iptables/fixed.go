@@ -100,6 +100,13 @@ func gates(n *model.Node, v6 bool, to string) []Rule {
 	return rules
 }
 
+// localhostOnly is the twin of a NodePort's rule that counts what comes by 127.0.0.0/8
+// (kubeproxy_iptables_localhost_nodeports_accepted_packets_total).
+func localhostOnly(r Rule) Rule {
+	r.Dst, r.NFAcct = loopback4, acctLocalhost
+	return r
+}
+
 // jumps are our rules in the built-in chains, from the top.
 func jumps(v6 bool) []chain {
 	to := func(name, comment string, state CTState) Rule {

@@ -24,6 +24,8 @@ type legacy struct {
 
 	mu   sync.Mutex // Write against Watch
 	size map[tableID]kernel.TableSize
+	// changed says what somebody else changed, until Watch tells it.
+	changed string
 }
 
 // tableID names a table of one family.
@@ -90,6 +92,7 @@ func (l *legacy) Write(ctx context.Context, changes []change) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v6 := range [...]bool{false, true} {
+		l.notice(v6) // what others did since the tables were read is no part of what we make of them
 		err := l.writeFamily(ctx, v6, changes)
 		l.measure(v6)
 		if err != nil {
@@ -283,10 +286,12 @@ func (p restorePlan) run(ctx context.Context, v6 bool) error {
 	if exit.Code == exitLocked {
 		return fmt.Errorf("%w: %w", errLocked, err)
 	}
-	switch line, table := p.blamed(exit.Stderr); line {
-	case "":
+	switch line, table := p.blamed(exit.Stderr); {
+	case line == "":
 		return err
-	case "COMMIT":
+	case strings.HasPrefix(line, "-X "):
+		return fmt.Errorf("table %s: %s: %w: %w", table, line, errInUse, err)
+	case line == "COMMIT":
 		return fmt.Errorf("%w (the kernel refused table %s as a whole: a loop of jumps, or a match, target or counter it does not have)", err, table)
 	default:
 		return fmt.Errorf("table %s: %w (the line is: %s)", table, err, line)
@@ -320,6 +325,9 @@ func (p restorePlan) blamed(words string) (line, table string) {
 
 // scan gives chain after chain, each once; Rules are valid during the call only.
 func (l *legacy) scan(ctx context.Context, v6 bool, each func(ChainID, found)) error {
+	l.mu.Lock()
+	l.measure(v6) // before it is read: what changes meanwhile is noticed
+	l.mu.Unlock()
 	g := chainGiver{left: map[ChainID]bool{}, each: each}
 	err := save(ctx, v6, func(id ChainID, line string) {
 		if line == "" {
@@ -397,7 +405,7 @@ func parseSave(r io.Reader, v6 bool, each func(id ChainID, line string)) error {
 	return scan.Err()
 }
 
-// measure notes how large the tables of a family are after our own write. A table that can't be asked is not watched.
+// measure notes how large the tables of a family are. A table that can't be asked is not watched.
 func (l *legacy) measure(v6 bool) {
 	for _, t := range [...]Table{Nat, Filter} {
 		id := tableID{v6, t}
@@ -435,27 +443,34 @@ func (l *legacy) Watch(ctx context.Context, drift func(what string)) error {
 	}
 }
 
-// look compares the tables with what they were, and takes note of what they are.
+// look says what somebody else changed since the last look.
 func (l *legacy) look() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	what := ""
 	for _, v6 := range [...]bool{false, true} {
-		for _, t := range [...]Table{Nat, Filter} {
-			id := tableID{v6, t}
-			now, err := l.ask(id)
-			if err != nil {
-				continue
-			}
-			was, ours := l.size[id]
-			if ours && now != was && what == "" {
-				what = fmt.Sprintf("table %s has %d entries, it had %d", id, now.Entries, was.Entries)
-				if now.Entries == was.Entries {
-					what = fmt.Sprintf("table %s changed", id)
-				}
-			}
-			l.size[id] = now
+		l.notice(v6)
+	}
+	what := l.changed
+	l.changed = ""
+	return what
+}
+
+// notice compares the tables of a family with what they were, and takes note of what they are.
+func (l *legacy) notice(v6 bool) {
+	for _, t := range [...]Table{Nat, Filter} {
+		id := tableID{v6, t}
+		now, err := l.ask(id)
+		if err != nil {
+			continue
+		}
+		was, known := l.size[id]
+		l.size[id] = now
+		switch {
+		case !known || now == was || l.changed != "":
+		case now.Entries == was.Entries:
+			l.changed = fmt.Sprintf("table %s changed", id)
+		default:
+			l.changed = fmt.Sprintf("table %s has %d entries, it had %d", id, now.Entries, was.Entries)
 		}
 	}
-	return what
 }

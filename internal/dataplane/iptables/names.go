@@ -59,17 +59,18 @@ func endpointChain(id model.PoolID, to netip.AddrPort) string {
 	return prefixEndpoint + hash(id.PortName(), id.Proto.String(), to.String())
 }
 
-// ours tells whether a chain is fairlead's or kube-proxy's to write and to remove. KUBE-FIREWALL is not: the kubelet has
-// its part in it.
+// ours tells whether a chain is fairlead's or kube-proxy's (of its ipvs mode too) to write and to remove. KUBE-FIREWALL is
+// not: the kubelet has its part in it.
 func ours(c ChainID) bool {
 	switch c.Name {
 	case chainCanary:
 		return true
-	case chainServices, chainNodePorts:
+	case chainServices, chainNodePorts, "KUBE-NODE-PORT":
 		return c.Table != Mangle
-	case chainPostrouting, chainMarkMasq, chainNotPods:
+	case chainPostrouting, chainMarkMasq, chainNotPods, "KUBE-LOAD-BALANCER":
 		return c.Table == Nat
-	case chainExternal, chainDenyPorts, chainForward, chainProxyFW, chainRefuse:
+	case chainExternal, chainDenyPorts, chainForward, chainProxyFW, chainRefuse,
+		"KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER":
 		return c.Table == Filter
 	}
 	prefixes := []string{prefixService, prefixLocal, prefixExternal, prefixFirewall, prefixEndpoint}

@@ -383,6 +383,7 @@ func (n *nft) commitIfLarge(ctx context.Context) error {
 }
 
 func (n *nft) commit() error {
+	defer func() { clear(n.origin) }() // or it would keep the rules of this transaction alive until the next
 	err := n.conn.Commit(&n.tx)
 	var refused *kernel.BatchError
 	if errors.As(err, &refused) && refused.Index >= 0 && refused.Index < len(n.origin) {
@@ -403,7 +404,7 @@ func (o origin) explain(err error) error {
 		return fmt.Errorf("empty %s: %w", at, err)
 	case aboutDelete:
 		if errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("delete %s: a rule elsewhere still refers to it: %w", at, err)
+			return fmt.Errorf("delete %s: %w: %w", at, errInUse, err)
 		}
 		return fmt.Errorf("delete %s: %w", at, err)
 	case aboutJump:
