@@ -42,9 +42,8 @@ const (
 
 // Config says to whom it is told.
 type Config struct {
-	Node     string                         // name of this node
-	Recorder Recorder                       // nil is the log alone
-	UID      func(service string) types.UID // of a Service (namespace/name), so that kubectl describe finds its Events; may be nil
+	Node     string   // name of this node
+	Recorder Recorder // nil is the log alone
 }
 
 // Teller is an engine.Observer, also of failures and of drift. Its methods may be called from any goroutine.
@@ -115,7 +114,7 @@ func (t *Teller) tell(kind string, n model.Notice) {
 	if left > 0 {
 		klog.InfoS("There was too much to tell; some was left out (see the metric fairlead_notices_total)", "leftOut", left)
 	}
-	ref := t.ref(n.Service)
+	ref := t.ref(n)
 	klog.InfoS(n.Message, "kind", ref.Kind, "namespace", ref.Namespace, "name", ref.Name, "reason", n.Reason)
 	if t.c.Recorder != nil {
 		t.c.Recorder.Event(ref, kind, n.Reason, n.Message)
@@ -158,14 +157,11 @@ func (t *Teller) forget(now time.Time) {
 }
 
 // ref names a Service, or the node. The kubelet gives a node's name in place of its UID, and kubectl describe asks for it.
-func (t *Teller) ref(service string) corev1.ObjectReference {
-	if service == "" {
+func (t *Teller) ref(n model.Notice) corev1.ObjectReference {
+	if n.Service == "" {
 		return corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: t.c.Node, UID: types.UID(t.c.Node)}
 	}
-	r := corev1.ObjectReference{Kind: "Service", APIVersion: "v1"}
-	r.Namespace, r.Name, _ = strings.Cut(service, "/")
-	if t.c.UID != nil {
-		r.UID = t.c.UID(service)
-	}
+	r := corev1.ObjectReference{Kind: "Service", APIVersion: "v1", UID: types.UID(n.UID)}
+	r.Namespace, r.Name, _ = strings.Cut(n.Service, "/")
 	return r
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/engine"
 	"fairlead/internal/model"
@@ -28,7 +27,7 @@ func (b *book) Event(r corev1.ObjectReference, kind, reason, note string) {
 
 func newTeller() (*Teller, *book, *time.Time) {
 	b, now := new(book), time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
-	t := New(Config{Node: "n1", Recorder: b, UID: func(s string) types.UID { return types.UID("uid-of-" + s) }})
+	t := New(Config{Node: "n1", Recorder: b})
 	t.now = func() time.Time { return now }
 	return t, b, &now
 }
@@ -45,15 +44,15 @@ func TestTeller(t *testing.T) {
 	tell, b, now := newTeller()
 	tell.Starting("fairlead v1 starts")
 	b.want(t, "Node /n1 n1: Normal Starting: fairlead v1 starts")
-	stolen := model.Notice{Service: "ns/a", Reason: "NodeAddress", Message: "192.0.2.1 is n2's"}
-	tell.Notices(stolen, model.Notice{Service: "ns/a", Reason: "NodeAddress", Message: "192.0.2.2 is n3's"}, stolen)
-	b.want(t, "Service ns/a uid-of-ns/a: Warning NodeAddress: 192.0.2.1 is n2's", "Service ns/a uid-of-ns/a: Warning NodeAddress: 192.0.2.2 is n3's")
+	stolen := model.Notice{Service: "ns/a", Reason: "NodeAddress", Message: "192.0.2.1 is n2's", UID: "u1"}
+	tell.Notices(stolen, model.Notice{Service: "ns/a", Reason: "NodeAddress", Message: "192.0.2.2 is n3's", UID: "u1"}, stolen)
+	b.want(t, "Service ns/a u1: Warning NodeAddress: 192.0.2.1 is n2's", "Service ns/a u1: Warning NodeAddress: 192.0.2.2 is n3's")
 	*now = now.Add(repeatAfter - 1)
 	tell.Notices(stolen)
 	b.want(t)
 	*now = now.Add(1)
 	tell.Notices(stolen)
-	b.want(t, "Service ns/a uid-of-ns/a: Warning NodeAddress: 192.0.2.1 is n2's")
+	b.want(t, "Service ns/a u1: Warning NodeAddress: 192.0.2.1 is n2's")
 	tell.Drifted("chain KUBE-SERVICES is gone")
 	b.want(t, "Node /n1 n1: Warning DriftRepair: somebody else changed the rules of fairlead, which puts them right: chain KUBE-SERVICES is gone")
 }

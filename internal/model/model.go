@@ -227,6 +227,7 @@ type Notice struct {
 	Service string // namespace/name; empty is the node itself
 	Reason  string // CamelCase, as in a Kubernetes Event
 	Message string
+	UID     string // of the Service object, where it is known: an Event needs it to be found
 }
 
 func compareBool(a, b bool) int {

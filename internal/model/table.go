@@ -52,6 +52,9 @@ func (f Frontend) allow() string {
 }
 
 func (r Route) cell(f Frontend) string {
+	if r.Pool == (PoolID{}) { // read back from a kernel, which knows of no pool here
+		return r.Else.String()
+	}
 	own := PoolID{f.About.Service, f.About.Port, f.Key.Proto, f.Key.V6(), r.Pool.Scope}
 	s := r.Pool.Scope.String()
 	if r.Pool != own {
@@ -60,7 +63,7 @@ func (r Route) cell(f Frontend) string {
 	if r.SNAT {
 		s += "+snat"
 	}
-	if r.Else != Reject {
+	if r.Else != Reject && r.Else != Pass {
 		s += "/" + r.Else.String()
 	}
 	return s

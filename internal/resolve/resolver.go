@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -248,7 +249,16 @@ func (r *Resolver) locate() {
 
 // Notices gives what should be told to people since the last call, as of the last Delta. A notice is given once while it
 // holds, and again if it went away and came back.
-func (r *Resolver) Notices() []model.Notice { return r.board.news() }
+func (r *Resolver) Notices() []model.Notice {
+	news := r.board.news()
+	for i, n := range news {
+		ns, name, _ := strings.Cut(n.Service, "/")
+		if s := r.services[types.NamespacedName{Namespace: ns, Name: name}]; s != nil && s.obj != nil {
+			news[i].UID = string(s.obj.UID)
+		}
+	}
+	return news
+}
 
 // Refusals counts the notices that hold, by reason; every reason is there.
 func (r *Resolver) Refusals() map[string]int { return maps.Clone(r.board.count) }
