@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -90,9 +91,11 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	cleaner := conntrack.New(conntrack.Config{Report: a.metrics.Conntrack})
 	checks := health.NewChecks(health.ChecksConfig{V4: served.v4, V6: served.v6, Healthy: a.server.Healthy, Notice: a.notice1,
 		Failing: a.metrics.CheckPortFailures})
+	tidy := newTidy()
+	p.run("tidy", func() error { return tidy.run(ctx) })
 	e := engine.New(engine.Config{
 		Resolver: resolve.New(resolverConfig(a.c, served)), Dataplane: d,
-		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks},
+		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks, tidy, heir{new(sync.Once), a.c.Mode}},
 		Notices:   func(ns []model.Notice) { a.notice(ns...) },
 		MinSync:   a.c.MinSyncPeriod, Resync: a.c.ResyncPeriod,
 	})
@@ -217,6 +220,11 @@ func (a *agent) serveRest(ctx context.Context, p *parts, e *engine.Engine) {
 		p.run("control", func() error { control.New(path, e, a.about).Run(ctx); return nil })
 	}
 	if a.configFile != "" {
-		p.run("config", func() error { watchConfig(ctx, a.configFile); return nil })
+		p.run("config", func() error {
+			watchConfig(ctx, a.configFile, func() {
+				klog.InfoS("The configuration file has changed; restart to use it", "path", a.configFile)
+			})
+			return nil
+		})
 	}
 }

@@ -38,8 +38,13 @@ func cleanup(ctx context.Context, c *config.Config) error {
 // leftovers removes what kube-proxy's other modes leave: the tables of nftables mode, the sets and the interface of ipvs
 // mode. The rules that name the sets are gone by now.
 func leftovers() error {
-	const table, link, sets = "kube-proxy", "kube-ipvs0", "KUBE-"
+	const link, sets = "kube-ipvs0", "KUBE-"
 	_, err := kernel.DestroyIPSets(sets)
-	return errors.Join(err, kernel.DeleteNFTable(unix.NFPROTO_IPV4, table), kernel.DeleteNFTable(unix.NFPROTO_IPV6, table),
-		kernel.DeleteLink(link, "dummy"))
+	return errors.Join(err, removeTables(), kernel.DeleteLink(link, "dummy"))
+}
+
+// removeTables removes the tables of kube-proxy's nftables mode.
+func removeTables() error {
+	const table = "kube-proxy"
+	return errors.Join(kernel.DeleteNFTable(unix.NFPROTO_IPV4, table), kernel.DeleteNFTable(unix.NFPROTO_IPV6, table))
 }

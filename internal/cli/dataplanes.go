@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,6 +16,7 @@ import (
 	"fairlead/internal/dataplane/iptables"
 	"fairlead/internal/dataplane/memory"
 	"fairlead/internal/engine"
+	"fairlead/internal/model"
 )
 
 // families are the address families that are served.
@@ -62,7 +65,8 @@ func iptablesOf(ctx context.Context, c *config.Config, backend string) (engine.D
 		klog.InfoS("IPv6 is not served", "why", no6)
 	}
 	d, err := iptables.New(ctx, iptables.Config{V4: f.v4, V6: f.v6, MasqueradeBit: c.MasqueradeBit,
-		KeepInvalid: c.Proxy.Conntrack.TCPBeLiberal, Backend: backend})
+		KeepInvalid: c.Proxy.Conntrack.TCPBeLiberal, Backend: backend,
+		Log: func(err error) { klog.ErrorS(err, "iptables") }})
 	if err != nil {
 		return nil, f, err
 	}
@@ -102,4 +106,27 @@ func remove(ctx context.Context, c *config.Config) error {
 		failed = absent
 	}
 	return errors.Join(failed...)
+}
+
+// heir is an engine.Observer that removes, once our own rules are in force, what kube-proxy left in another mode: its rules
+// would go on catching packets. kube-proxy does the same when its mode changes, before its own rules are there.
+type heir struct {
+	once *sync.Once
+	mode string
+}
+
+// Applied starts the removal, the first time.
+func (h heir) Applied(model.Delta, time.Duration) {
+	if h.mode != config.Memory {
+		h.once.Do(func() { go h.remove() })
+	}
+}
+
+func (h heir) remove() {
+	if h.mode == "nftables" {
+		return // the tables are our own
+	}
+	if err := removeTables(); err != nil {
+		klog.ErrorS(err, "What kube-proxy left in nftables mode can't be removed")
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -66,7 +67,33 @@ func fromKernel(ctx context.Context, c *config.Config) (frozen, error) {
 	if err = errors.Join(err, d.Close()); err != nil {
 		return frozen{}, fmt.Errorf("read the kernel back: %w", err)
 	}
+	if s.Node.Name == "" { // rules do not say where they are
+		s.Node = here(c)
+	}
 	return frozen{state: s}, nil
+}
+
+// here is what this machine and the flags say of the node.
+func here(c *config.Config) model.Node {
+	r := resolve.New(resolverConfig(c, families{v4: true, v6: true}))
+	r.Addrs(ownAddrs())
+	s := model.NewState()
+	s.Apply(r.Delta())
+	return s.Node
+}
+
+func ownAddrs() []netip.Addr {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var out []netip.Addr
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p.Addr())
+		}
+	}
+	return out
 }
 
 // fromManifests resolves files as an agent on the node would, with the addresses that the Node object says it has.

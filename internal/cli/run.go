@@ -2,16 +2,17 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"os"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	client "k8s.io/client-go/features"
 	"k8s.io/klog/v2"
 
 	"fairlead/internal/config"
+	"fairlead/internal/dataplane/iptables"
+	"fairlead/internal/kernel"
 )
 
 func newRun() *cobra.Command {
@@ -21,7 +22,7 @@ func newRun() *cobra.Command {
 		Use:   "run",
 		Short: "Serve the Services of a cluster on this node",
 		Long: "run is the agent of a node. It takes the flags and the configuration file of kube-proxy; called by the name kube-proxy, the program is run.\n" +
-			"With --config, flags that the file has a field for are not used, as in kube-proxy (except --hostname-override, --master and those of the log).",
+			"With --config, a flag counts where the file leaves its field open (--hostname-override, --master and those of the log count always).",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, v, cmd.OutOrStdout()) },
 	}
@@ -71,11 +72,14 @@ func run(ctx context.Context, o *config.Options, v *versionFlag, out io.Writer) 
 // initOnly does what needs full root privileges, so that an agent with CAP_NET_ADMIN alone may run afterwards.
 func initOnly(ctx context.Context, c *config.Config) error {
 	tune(&c.Proxy)
-	d, _, err := newDataplane(ctx, c)
+	d, served, err := newDataplane(ctx, c)
 	if err != nil {
 		return err
 	}
-	return d.Close()
+	if c.LocalhostPort && served.v4 && c.Mode == "iptables" {
+		err = kernel.SetSysctl(iptables.RouteLocalnet, "1")
+	}
+	return errors.Join(err, d.Close())
 }
 
 // clientGates answers client-go with the feature gates that were configured, and else as it would itself, which is from
@@ -91,13 +95,3 @@ func (g clientGates) Enabled(f client.Feature) bool {
 	}
 	return g.Gates.Enabled(f)
 }
-
-// sparing makes the garbage collector hold less memory back, unless GOGC says otherwise.
-func sparing() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-}
-
-// gcPercent is how much the heap may grow, relative to what is in use, before it is collected.
-const gcPercent = 50

@@ -15,9 +15,9 @@ import (
 // calm is how long a file must be left alone before it is read again: an editor, or the kubelet, writes in steps.
 const calm = 500 * time.Millisecond
 
-// watchConfig says in the log that the configuration file has changed. It watches the directory: a ConfigMap's file is a link
+// watchConfig calls changed whenever the content of the configuration file has changed. It watches the directory: a ConfigMap's file is a link
 // that is replaced, which a watch on the file itself would miss.
-func watchConfig(ctx context.Context, path string) {
+func watchConfig(ctx context.Context, path string, changed func()) {
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer w.Close()
@@ -42,7 +42,7 @@ func watchConfig(ctx context.Context, path string) {
 		case <-timer.C:
 			if now := sum(path); now != nil && !bytes.Equal(now, told) {
 				told = now
-				klog.InfoS("The configuration file has changed; restart to use it", "path", path)
+				changed()
 			}
 		}
 	}

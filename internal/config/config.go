@@ -99,7 +99,9 @@ func (o *Options) with(f *file) (*Config, error) {
 			clear(where)
 		}
 		maps.Copy(where, f.where)
-		o.overlay(c, f)
+		if err := o.overlay(c, f); err != nil {
+			return nil, err
+		}
 	}
 	if err := o.name(c); err != nil {
 		return nil, err
@@ -116,9 +118,9 @@ func (o *Options) with(f *file) (*Config, error) {
 	return c, nil
 }
 
-// overlay lays the documents of a file over the flags. kube-proxy's document replaces its flags as a whole; of ours, a flag
-// wins.
-func (o *Options) overlay(c *Config, f *file) {
+// overlay lays the documents of a file over the flags. Of kube-proxy's document, what the file says wins (see fill); of ours,
+// a flag.
+func (o *Options) overlay(c *Config, f *file) error {
 	c.Notes = append(c.Notes, f.warnings...)
 	ours := c.Own
 	if f.own != nil {
@@ -133,22 +135,21 @@ func (o *Options) overlay(c *Config, f *file) {
 	if f.proxy == nil {
 		c.Own.DisableHealthz = c.Own.DisableHealthz || ours.DisableHealthz
 		c.Own.DisableMetrics = c.Own.DisableMetrics || ours.DisableMetrics
-		return
-	}
-	if f.own == nil {
-		c.Own.DisableHealthz, c.Own.DisableMetrics = false, false // flags of kube-proxy's part, which does not count
+		return nil
 	}
 	flags := c.Proxy
 	c.Proxy = *f.proxy
-	setDefaults(&c.Proxy, func(path string) bool { _, ok := f.where[path]; return ok })
+	notes, err := o.fill(&c.Proxy, &flags, f.where)
+	if err != nil {
+		return fmt.Errorf("flags beside the file: %w", err)
+	}
+	c.Own.DisableHealthz = c.Own.DisableHealthz || ours.DisableHealthz && flags.HealthzBindAddress == c.Proxy.HealthzBindAddress
+	c.Own.DisableMetrics = c.Own.DisableMetrics || ours.DisableMetrics && flags.MetricsBindAddress == c.Proxy.MetricsBindAddress
+	setDefaults(&c.Proxy)
 	setListeners(&c.Proxy, healthzPort, metricsPort)
 	o.logging(&c.Proxy.Logging)
-	notes := o.overruled()
-	if c.Proxy.ClientConnection.Kubeconfig == "" && o.fs.Changed("kubeconfig") {
-		c.Proxy.ClientConnection.Kubeconfig = flags.ClientConnection.Kubeconfig
-		notes = without(notes, "--kubeconfig ")
-	}
 	c.Notes = append(c.Notes, notes...)
+	return nil
 }
 
 // name settles the name of the node.
@@ -224,6 +225,7 @@ func (c *Config) fold() {
 		c.Metrics, p.MetricsBindAddress = "", ""
 	}
 	set(&c.Own.WatchNodes, WatchAll)
+	c.Own.ResyncPeriod.Duration = c.ResyncPeriod
 	c.MasqueradeBit, c.MasqueradeAll = int(*p.IPTables.MasqueradeBit), p.IPTables.MasqueradeAll
 	if c.Mode == "nftables" {
 		c.MasqueradeBit, c.MasqueradeAll = int(*p.NFTables.MasqueradeBit), p.NFTables.MasqueradeAll
@@ -289,14 +291,4 @@ func prefix(s string) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	return netip.PrefixFrom(addr, ones), true
-}
-
-func without(lines []string, beginning string) []string {
-	var out []string
-	for _, l := range lines {
-		if !strings.HasPrefix(l, beginning) {
-			out = append(out, l)
-		}
-	}
-	return out
 }

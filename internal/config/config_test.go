@@ -90,7 +90,6 @@ func TestWritten(t *testing.T) {
 	}
 	first.Notes, second.Notes = nil, nil
 	second.Own.TypeMeta = first.Own.TypeMeta
-	second.Own.ResyncPeriod = first.Own.ResyncPeriod
 	if diff := cmp.Diff(first, second, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("read back (-first +second):\n%s", diff)
 	}
@@ -107,11 +106,11 @@ func TestFold(t *testing.T) {
 		{"nftables takes primary", proxyHead + "mode: nftables", nil, func(c *Config) any { return c.NodePort.Primary }, true},
 		{"nftables flag takes primary", "", []string{"--proxy-mode=nftables"}, func(c *Config) any { return c.NodePort.Primary }, true},
 		{"min 0s in a file", proxyHead + "iptables: {minSyncPeriod: 0s}", nil, func(c *Config) any { return c.MinSyncPeriod }, time.Duration(0)},
-		{"min null in a file", proxyHead + "iptables: {minSyncPeriod: null}", nil, func(c *Config) any { return c.MinSyncPeriod }, time.Second},
+		{"min null in a file", proxyHead + "iptables: {minSyncPeriod: null}", nil, func(c *Config) any { return c.MinSyncPeriod }, time.Duration(0)},
 		{"min 0 by flag", "", []string{"--iptables-min-sync-period=0"}, func(c *Config) any { return c.MinSyncPeriod }, time.Duration(0)},
 		{"min of nftables by the iptables flag", "", []string{"--proxy-mode=nftables", "--iptables-min-sync-period=7s"}, func(c *Config) any { return c.MinSyncPeriod }, 7 * time.Second},
 		{"min of ipvs from a file", proxyHead + "mode: ipvs", nil, func(c *Config) any { return c.MinSyncPeriod }, time.Duration(0)},
-		{"min of ipvs by flag", "", []string{"--proxy-mode=ipvs"}, func(c *Config) any { return c.MinSyncPeriod }, time.Second},
+		{"min of ipvs by flag", "", []string{"--proxy-mode=ipvs"}, func(c *Config) any { return c.MinSyncPeriod }, time.Duration(0)},
 		{"ipvs ignores iptables periods", "", []string{"--proxy-mode=ipvs", "--iptables-sync-period=7s"}, func(c *Config) any { return c.SyncPeriod }, 30 * time.Second},
 		{"resync by default", proxyHead, nil, func(c *Config) any { return c.ResyncPeriod }, DefaultResync},
 		{"resync from syncPeriod", proxyHead + "iptables: {syncPeriod: 40s}", nil, func(c *Config) any { return c.ResyncPeriod }, 40 * time.Second},
@@ -131,10 +130,12 @@ func TestFold(t *testing.T) {
 		{"host from a file", proxyHead + `hostnameOverride: " N7 "`, []string{"--hostname-override="}, func(c *Config) any { return c.Node }, "n7"},
 		{"host flag wins", proxyHead + `hostnameOverride: n7`, []string{"--hostname-override= N8 "}, func(c *Config) any { return c.Node }, "n8"},
 		{"master with a file", proxyHead, []string{"--master=https://a"}, func(c *Config) any { return c.Master }, "https://a"},
-		{"a file overrules flags", proxyHead + "oomScoreAdj: 5", []string{"--oom-score-adj=6", "--masquerade-all"}, func(c *Config) any {
-			return []any{*c.Proxy.OOMScoreAdj, c.MasqueradeAll, c.Notes[0], c.Notes[1]}
-		}, []any{int32(5), false, "--masquerade-all is not used: --config is given, set iptables.masqueradeAll there",
-			"--oom-score-adj is not used: --config is given, set oomScoreAdj there"}},
+		{"a file overrules flags", proxyHead + "oomScoreAdj: 5", []string{"--oom-score-adj=6"}, func(c *Config) any { return []any{*c.Proxy.OOMScoreAdj, c.Notes[0]} },
+			[]any{int32(5), "--oom-score-adj is not used: the file sets oomScoreAdj"}},
+		{"flags fill what a file leaves open", proxyHead + "clusterCIDR: \"\"\nnodePortAddresses: null", []string{"--masquerade-all", "--cluster-cidr=10.9.0.0/16",
+			"--nodeport-addresses=192.0.2.0/24", "--conntrack-max-per-core=0"}, func(c *Config) any {
+			return []any{c.MasqueradeAll, c.Proxy.ClusterCIDR, c.Proxy.NodePortAddresses, *c.Proxy.Conntrack.MaxPerCore, c.Notes[0]}
+		}, []any{true, "10.9.0.0/16", []string{"192.0.2.0/24"}, int32(0), "--cluster-cidr is used, since the file leaves clusterCIDR open"}},
 		{"kubeconfig where the file has none", proxyHead, []string{"--kubeconfig=/k"}, func(c *Config) any { return c.Proxy.ClientConnection.Kubeconfig }, "/k"},
 		{"kubeconfig of the file", proxyHead + "clientConnection: {kubeconfig: /f}", []string{"--kubeconfig=/k"}, func(c *Config) any { return c.Proxy.ClientConnection.Kubeconfig }, "/f"},
 		{"flags beside our own document", ownHead, []string{"--proxy-mode=nftables"}, func(c *Config) any { return c.Mode }, "nftables"},
@@ -182,6 +183,9 @@ func TestNotes(t *testing.T) {
 		{"windows service", "", "--windows-service", "--windows-service: windowsRunAsService is for Windows and has no effect"},
 		{"portRange", proxyHead + "portRange: 1-2", "", "F: line 3: portRange has no effect (it belonged to kube-proxy's userspace mode)"},
 		{"gate", "", "--feature-gates=WinDSR=true", "feature gate WinDSR is known, and has no effect in fairlead"},
+		{"configSyncPeriod", proxyHead + "configSyncPeriod: 1m", "", "F: line 3: configSyncPeriod has no effect: everything is compared with the kernel each resyncPeriod"},
+		{"hidden metrics", "", "--show-hidden-metrics-for-version=1.36", "--show-hidden-metrics-for-version: showHiddenMetricsForVersion has no effect: no metric is hidden"},
+		{"ipvs in another mode", proxyHead + "ipvs: {strictARP: true}", "", "ipvs.* has no effect in mode iptables"},
 		{"leftover", "", "--boot-id-file=/x", "--boot-id-file has no effect"},
 		{"cluster CIDR unused", proxyHead + "detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8", "", "F: line 4: clusterCIDR has no effect with detectLocalMode NodeCIDR"},
 	} {

@@ -18,7 +18,7 @@ const (
 	oomScoreAdj              = -999
 	masqueradeBit            = 14
 	syncPeriod               = 30 * time.Second
-	minSyncPeriod            = time.Second
+	minSyncPeriod            = 0 // kube-proxy: 1s. The engine rests by what its rounds cost, so a lone change is served at once
 	conntrackPerCore         = 32 * 1024
 	conntrackMin             = 128 * 1024
 	tcpEstablished           = 24 * time.Hour
@@ -33,8 +33,8 @@ const (
 // drift; here it is noticed when it happens, and the period is only the second line.
 const DefaultResync = 5 * time.Minute
 
-// setDefaults fills what is not set. zeroIsSet tells of a field whose zero value was written on purpose.
-func setDefaults(c *proxyv1alpha1.KubeProxyConfiguration, zeroIsSet func(path string) bool) {
+// setDefaults fills what is not set.
+func setDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = ProxyAPIVersion, ProxyKind
 	set(&c.BindAddress, "0.0.0.0")
 	pointer(&c.OOMScoreAdj, oomScoreAdj)
@@ -44,12 +44,6 @@ func setDefaults(c *proxyv1alpha1.KubeProxyConfiguration, zeroIsSet func(path st
 	set(&c.IPTables.SyncPeriod.Duration, syncPeriod)
 	set(&c.NFTables.SyncPeriod.Duration, syncPeriod)
 	set(&c.IPVS.SyncPeriod.Duration, syncPeriod)
-	if !zeroIsSet("iptables.minSyncPeriod") {
-		set(&c.IPTables.MinSyncPeriod.Duration, minSyncPeriod)
-	}
-	if !zeroIsSet("nftables.minSyncPeriod") {
-		set(&c.NFTables.MinSyncPeriod.Duration, minSyncPeriod)
-	}
 	pointer(&c.Conntrack.MaxPerCore, conntrackPerCore)
 	pointer(&c.Conntrack.Min, conntrackMin)
 	pointer(&c.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: tcpEstablished})

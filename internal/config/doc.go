@@ -6,9 +6,9 @@
 // document only, so one file can serve both.
 //
 // Differences to kube-proxy, all of them where it has a trap:
-//   - minSyncPeriod: 0s in a file is 0, not the default (a change is cheap here, so there is no need to wait).
+//   - minSyncPeriod is 0 by default: a change is cheap here, so there is no need to wait. A flood of changes is slowed down
+//     by what its rounds cost.
 //   - an empty --healthz-bind-address or --metrics-bind-address (or port flag 0) disables that listener; in a file, where
 //     kubeadm writes every field with its empty value, disableHealthz and disableMetrics of our own document do.
-//   - a flag that --config overrules is answered with a line in the log. --kubeconfig is used with --config too, when the
-//     file names no kubeconfig.
+//   - beside --config, a flag counts where the file says nothing; each is answered with a line in the log.
 package config

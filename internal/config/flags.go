@@ -62,7 +62,7 @@ func NewOptions() *Options {
 		panic(fmt.Sprintf("log format json: %v", err)) // once a process, before the log is set up: not an input
 	}
 	o := &Options{healthzPort: healthzPort, metricsPort: metricsPort}
-	setDefaults(&o.proxy, func(string) bool { return false })
+	setDefaults(&o.proxy)
 	return o
 }
 
@@ -103,9 +103,9 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	fs.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "", `address of the metrics listener, "" for none (default 127.0.0.1:10249)`)
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit when one of them can't be bound")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics")
-	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "previous minor version whose hidden metrics are shown (there are none)")
+	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "no effect: no metric is hidden")
 	fs.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "oom_score_adj of this process, -1000..1000")
-	fs.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "how often what the API server said is gone through again")
+	fs.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "no effect: everything is compared with the kernel each resyncPeriod")
 	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "port of the health listener, 0 for none")
 	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort, "port of the metrics listener, 0 for none")
 	hide(fs, "healthz-port", "metrics-port")
@@ -117,9 +117,9 @@ func (o *Options) addModes(fs *pflag.FlagSet) {
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "bit of the packet mark that asks for masquerading, 0..31 (iptables, ipvs)")
 	fs.BoolVar(&o.masqueradeAll, "masquerade-all", false, "hide every client of a ClusterIP")
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts on 127.0.0.1 (iptables, IPv4)")
-	fs.DurationVar(&o.iptablesSync, "iptables-sync-period", syncPeriod, "how often everything is compared with the kernel (every mode but ipvs)")
+	fs.DurationVar(&o.iptablesSync, "iptables-sync-period", syncPeriod, "health is lost when a change waits for twice as long; if given, also how often everything is compared with the kernel, else 5m (every mode but ipvs)")
 	fs.DurationVar(&o.iptablesMin, "iptables-min-sync-period", minSyncPeriod, "least time between two writes, may be 0 (every mode but ipvs)")
-	fs.DurationVar(&o.ipvsSync, "ipvs-sync-period", syncPeriod, "how often everything is compared with the kernel (ipvs)")
+	fs.DurationVar(&o.ipvsSync, "ipvs-sync-period", syncPeriod, "health is lost when a change waits for twice as long; if given, also how often everything is compared with the kernel, else 5m (ipvs)")
 	fs.DurationVar(&o.ipvsMin, "ipvs-min-sync-period", minSyncPeriod, "least time between two writes, may be 0 (ipvs)")
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "scheduler of the virtual servers (default rr)")
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "virtual servers in these ranges are not touched")
@@ -199,18 +199,6 @@ func (o *Options) where() map[string]string {
 			if section, name, ok := strings.Cut(path, "."); ok && section == "iptables" {
 				out["nftables."+name] = "--" + f.Name
 			}
-		}
-	})
-	return out
-}
-
-// overruled has a line for each flag that --config makes void.
-func (o *Options) overruled() []string {
-	keep := []string{"hostname-override"}
-	var out []string
-	o.fs.Visit(func(f *pflag.Flag) {
-		if path, ok := fieldOf[f.Name]; ok && !slices.Contains(keep, f.Name) {
-			out = append(out, fmt.Sprintf("--%s is not used: --config is given, set %s there", f.Name, path))
 		}
 	})
 	return out

@@ -20,9 +20,17 @@ func remarks(c *Config, where map[string]string) []string {
 			out = append(out, fmt.Sprintf("%s: %s has no effect: JSON is not buffered", where[path], path))
 		case path == "portRange" && p.PortRange != "":
 			out = append(out, fmt.Sprintf("%s: portRange has no effect (it belonged to kube-proxy's userspace mode)", where[path]))
+		case path == "configSyncPeriod" && p.ConfigSyncPeriod.Duration != configSyncPeriod:
+			out = append(out, fmt.Sprintf("%s: configSyncPeriod has no effect: everything is compared with the kernel each resyncPeriod", where[path]))
+		case path == "showHiddenMetricsForVersion" && p.ShowHiddenMetricsForVersion != "":
+			out = append(out, fmt.Sprintf("%s: showHiddenMetricsForVersion has no effect: no metric is hidden", where[path]))
 		case path == "clusterCIDR" && p.ClusterCIDR != "" && c.Detect.Mode != DetectClusterCIDR:
 			out = append(out, fmt.Sprintf("%s: clusterCIDR has no effect with detectLocalMode %s", where[path], c.Detect.Mode))
 		}
+	}
+	if v := p.IPVS; c.Mode != "ipvs" && (v.Scheduler != "" || len(v.ExcludeCIDRs) > 0 || v.StrictARP ||
+		v.TCPTimeout.Duration+v.TCPFinTimeout.Duration+v.UDPTimeout.Duration+v.MinSyncPeriod.Duration != 0) {
+		out = append(out, fmt.Sprintf("ipvs.* has no effect in mode %s", c.Mode))
 	}
 	if c.Detect.Mode == DetectClusterCIDR && len(c.Detect.CIDRs) == 0 {
 		out = append(out, "clusterCIDR is not set: pods can't be told from other clients, so that ClusterIP traffic is never masqueraded and externalTrafficPolicy Local takes pods for outsiders")

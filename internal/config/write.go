@@ -16,7 +16,6 @@ func (c *Config) YAML() ([]byte, error) {
 	}
 	ours := c.Own
 	ours.APIVersion, ours.Kind = OwnAPIVersion, OwnKind
-	ours.ResyncPeriod.Duration = c.ResyncPeriod
 	own, err := sigsyaml.Marshal(ours)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", OwnKind, err)

@@ -199,3 +199,16 @@ func TestNoAgent(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
+
+// TestPath: agents of two network namespaces that share a file system do not meet.
+func TestPath(t *testing.T) {
+	if got := Path("/x/y"); got != "/x/y" {
+		t.Errorf("configured: %s", got)
+	}
+	if got := socketOf("net:[4026531833]", true); got != "/run/fairlead/fairlead.sock" {
+		t.Errorf("in the first network namespace: %s", got)
+	}
+	if got := socketOf("net:[4026532176]", false); got != "/run/fairlead/fairlead-4026532176.sock" {
+		t.Errorf("in another one: %s", got)
+	}
+}

@@ -14,6 +14,10 @@ import (
 // defaultDir holds the sockets of agents that were given no path.
 const defaultDir = "/run/fairlead"
 
+// onlyFirst is a setting that the kernel shows in the machine's first network namespace alone: it is registered for
+// init_net (net/core/sysctl_net_core.c, net_core_table).
+const onlyFirst = "/proc/sys/net/core/netdev_max_backlog"
+
 // Path is where the agent of this network namespace listens: as configured, or /run/fairlead/fairlead.sock. An agent rules a
 // network namespace, and several may share one file system (a lab on one machine), so that outside of the machine's first
 // network namespace the default has the namespace's number in it.
@@ -21,13 +25,16 @@ func Path(configured string) string {
 	if configured != "" {
 		return configured
 	}
-	name := "fairlead.sock"
 	own, err := os.Readlink("/proc/self/ns/net")
-	first, errFirst := os.Readlink("/proc/1/ns/net") // not permitted to everyone; then it is taken for the same
-	if err == nil && errFirst == nil && own != first {
-		name = fmt.Sprintf("fairlead-%s.sock", strings.Trim(own, "net:[]"))
+	_, none := os.Stat(onlyFirst)
+	return socketOf(own, err != nil || !errors.Is(none, fs.ErrNotExist))
+}
+
+func socketOf(own string, first bool) string {
+	if first {
+		return filepath.Join(defaultDir, "fairlead.sock")
 	}
-	return filepath.Join(defaultDir, name)
+	return filepath.Join(defaultDir, fmt.Sprintf("fairlead-%s.sock", strings.Trim(own, "net:[]")))
 }
 
 // ErrBusy says that another agent answers there.
