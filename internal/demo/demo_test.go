@@ -14,14 +14,20 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The demo ends well with the real program, and shows each of its parts.
-func TestDemo(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("FAIRLEAD_NO_ROOT") == "1" {
-			t.Skip("FAIRLEAD_NO_ROOT=1: no namespaces")
-		}
+func needsRoot(t *testing.T) {
+	t.Helper()
+	switch {
+	case os.Getuid() == 0:
+	case os.Getenv("FAIRLEAD_NO_ROOT") == "1":
+		t.Skip("FAIRLEAD_NO_ROOT=1: no namespaces")
+	default:
 		t.Fatal("the demo needs root; set FAIRLEAD_NO_ROOT=1 to do without it")
 	}
+}
+
+// The demo ends well with the real program, and shows each of its parts.
+func TestDemo(t *testing.T) {
+	needsRoot(t)
 	binary := os.Getenv("FAIRLEAD")
 	if binary == "" {
 		binary = "../../bin/fairlead"
@@ -49,9 +55,8 @@ func TestDemo(t *testing.T) {
 
 // A program that is no fairlead is told in one error, and nothing is left.
 func TestDemoOfNothing(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	needsRoot(t)
+	t.Setenv("TMPDIR", t.TempDir()) // other tests may have worlds at the same time
 	err := Run(context.Background(), Options{Binary: "/bin/false", Out: new(bytes.Buffer)})
 	if err == nil || !strings.Contains(err.Error(), "ended: exit status 1") {
 		t.Errorf("have %v", err)

@@ -199,24 +199,24 @@ ports: [{name: "", port: %[4]d, protocol: TCP}]
 `
 
 // Settle waits until the agents have taken in everything that was written to the directory of manifests before. It does
-// so as a client would: with a Service of its own, and packets.
+// so as a client would: with a Service of its own, and packets. It does it twice: a reader that had already listed the
+// directory may open the first barrier after all, beside files that it takes for unchanged. It can't be so with the second
+// one, which is written when that reader has done.
 func (w *World) Settle(ctx context.Context, manifests string, agents ...*Agent) error {
-	ext, err := w.Actor("ext")
-	if err != nil {
-		return err
-	}
-	w.mu.Lock()
-	w.seq++
-	seq := w.seq
-	w.mu.Unlock()
-	if seq == 1 {
-		for _, v6 := range []bool{false, true} {
-			if _, err := ext.Serve("tcp", netip.AddrPortFrom(ext.Addr(v6), barrierPort)); err != nil {
-				return fmt.Errorf("barrier: %w", err)
-			}
+	for range 2 {
+		if err := w.barrier(ctx, manifests, agents); err != nil {
+			return err
 		}
 	}
-	port := uint16(1000 + seq%60000)
+	return nil
+}
+
+func (w *World) barrier(ctx context.Context, manifests string, agents []*Agent) error {
+	port, err := w.nextBarrier()
+	if err != nil {
+		return fmt.Errorf("barrier: %w", err)
+	}
+	ext := w.Must("ext")
 	text := fmt.Sprintf(barrierManifest, barrierVIPs[0], barrierVIPs[1], port, barrierPort, ext.v4, ext.v6)
 	// The name sorts first: who reads the directory from its beginning and finds the barrier finds all that was written
 	// before it, too.
@@ -234,6 +234,23 @@ func (w *World) Settle(ctx context.Context, manifests string, agents ...*Agent) 
 		}
 	}
 	return nil
+}
+
+// nextBarrier is a port that no barrier had before. The first one opens the server behind them.
+func (w *World) nextBarrier() (uint16, error) {
+	w.mu.Lock()
+	w.seq++
+	seq := w.seq
+	w.mu.Unlock()
+	if seq == 1 {
+		ext := w.Must("ext")
+		for _, v6 := range []bool{false, true} {
+			if _, err := ext.Serve("tcp", netip.AddrPortFrom(ext.Addr(v6), barrierPort)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return uint16(1000 + seq%60000), nil
 }
 
 func (a *Agent) waitFor(ctx context.Context, barrier netip.AddrPort) error {

@@ -155,8 +155,19 @@ func failed(a Answer, err error) Answer {
 	return a
 }
 
-// open makes the connection: a net.Conn, or the answer that says why there is none.
+// open makes the connection: a net.Conn, or the answer that says why there is none. A source port that was used a moment
+// ago may still wait for the last acknowledgement of its last connection: it is tried again, as long as there is time.
 func (c Call) open(at time.Time) (net.Conn, Answer) {
+	for {
+		conn, a := c.tryOpen(at)
+		if !errors.Is(a.Err, unix.EADDRNOTAVAIL) || c.Src.Port() == 0 || time.Since(at) > c.wait() {
+			return conn, a
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (c Call) tryOpen(at time.Time) (net.Conn, Answer) {
 	fd, err := c.socket()
 	if err != nil {
 		return nil, Answer{Outcome: Failed, Err: err}

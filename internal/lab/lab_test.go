@@ -237,6 +237,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 // The namespace of the program is not touched, and nothing is left: no namespace, no link, no process, no file.
 func TestNothingIsLeft(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir()) // other tests may have worlds at the same time
 	before := census(t)
 	var pid int
 	func() {
