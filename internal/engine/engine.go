@@ -48,13 +48,15 @@ type Engine struct {
 	status Status
 
 	// Of Run's goroutine alone:
-	state    *model.State // what is true; before the first success, what the kernel was found to hold
-	pending  model.Delta  // resolved, and not true yet
-	told     bool         // the resolver was told something since its last Delta
-	failures int          // since the last success
-	last     time.Time    // end of the last round
-	next     time.Time    // no round before
-	full     time.Time    // when everything was last applied, or tried
+	state    *model.State  // what is true; before the first success, what the kernel was found to hold
+	pending  model.Delta   // resolved, and not true yet
+	told     bool          // the resolver was told something since its last Delta
+	failures int           // since the last success
+	last     time.Time     // end of the last round
+	next     time.Time     // no round before
+	full     time.Time     // when everything was last applied, or tried
+	debt     time.Duration // work that no idle time has paid off yet; see rest
+	rested   time.Time     // when debt was reckoned
 }
 
 // View is what a question sees. It is valid during the question alone, and nothing in it may be changed.

@@ -17,9 +17,9 @@ const (
 	fullAfter    = 3                      // failures; then everything is sent, in case the dataplane and we see it differently
 )
 
-// rest is how many times the cost of a round passes before the next one, up to pace: changes that come in a flood are
-// taken together, and take a fifth of one CPU at most, while a lone change is served at once.
-const rest = 4
+// burst is how long the engine may work without rest. After that it rests as long as it works, so that changes which come in a
+// flood are taken together and cost half of one CPU at most; a lone change, and a few dozen in a row, are served at once.
+const burst = 5 * time.Second
 
 // due tells whether it is time for a round.
 func (e *Engine) due() bool {
@@ -79,7 +79,7 @@ func (e *Engine) succeeded(took time.Duration) {
 	e.pending = model.Delta{}
 	e.state.Apply(d)
 	e.last, e.failures = time.Now(), 0
-	e.next = e.last.Add(max(e.config.MinSync, min(rest*took, pace)))
+	e.next = e.last.Add(max(e.config.MinSync, e.rest(took)))
 	e.update(func(s *Status) {
 		s.Rounds++
 		s.Generation++
@@ -90,6 +90,15 @@ func (e *Engine) succeeded(took time.Duration) {
 	for _, o := range e.config.Observers {
 		o.Applied(d, took)
 	}
+}
+
+// rest is how long to wait after a round that took so long: nothing, as long as the work done lately is less than burst.
+// Idle time pays work off.
+func (e *Engine) rest(took time.Duration) time.Duration {
+	idle := time.Since(e.rested) - took
+	e.debt = max(0, e.debt-idle) + took
+	e.rested = time.Now()
+	return min(max(0, e.debt-burst), pace)
 }
 
 func (e *Engine) failed(err error, took time.Duration) {

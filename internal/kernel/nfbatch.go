@@ -16,11 +16,17 @@ type NFBatch struct {
 
 // Reset starts an empty transaction.
 func (t *NFBatch) Reset() {
+	if cap(t.b) > keepMost {
+		t.b = nil
+	}
 	t.b, t.n = t.b[:0], 0
 	t.b = appendHead(t.b, unix.NFNL_MSG_BATCH_BEGIN, unix.NLM_F_REQUEST, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	t.b = AppendAttrU32(t.b, unix.NFNL_BATCH_GENID, 0) // 0 is any
 	binary.NativeEndian.PutUint32(t.b, uint32(len(t.b)))
 }
+
+// keepMost is the largest buffer that is kept for the next transaction; most are far smaller.
+const keepMost = 256 << 10
 
 // Expect makes the kernel refuse the transaction with ERESTART when anything in nf_tables changed since it had this
 // generation; see [NFNetlink.Generation].

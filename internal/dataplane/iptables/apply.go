@@ -45,11 +45,12 @@ type Dataplane struct {
 	loaded   bool
 	terse    bool      // no comments on the rules of single endpoints
 	counters *accounts // nil where the kernel has none
-	told     bool      // that localhost can't be served
+	dumped   dumped
+	told     bool // that localhost can't be served
 	sysctl   func(name, value string) error
 	sizes    map[owner][2]int // rules wanted, by table
-	total    [2][2]int        // the sum of them, by family and table
-	last     [2][2]int        // rules written in the last round
+	total    [2][3]int        // the sum of them, by family and table
+	last     [2][3]int        // rules written in the last round
 }
 
 // owner is who wants a chain: a serviceID, a branch, or a fixedID.
@@ -92,7 +93,7 @@ func newDataplane(cfg Config, be backend) *Dataplane {
 func (d *Dataplane) reset() {
 	d.state = model.NewState()
 	d.services, d.owned = map[serviceID][]model.Key{}, map[path]int{}
-	d.sizes, d.total = map[owner][2]int{}, [2][2]int{}
+	d.sizes, d.total = map[owner][2]int{}, [2][3]int{}
 	for i := range d.trees {
 		v6 := i == 1
 		grow := func(root, prefix string, table Table, ports bool, rules func(*service, model.Frontend) []Rule) *tree {
@@ -187,31 +188,49 @@ func endpointCount(pools []model.Pool) (n int) {
 	return n
 }
 
-// load takes note of what the kernel holds, in the chains that are ours.
+// load takes note of what the kernel holds, in the chains that are ours. At the start Dump has read it just before.
 func (d *Dataplane) load(ctx context.Context) error {
 	d.loaded = false
-	held := map[ChainID]content{}
-	for _, v6 := range d.families() {
-		expected := map[ChainID][]Rule{}
-		for _, c := range jumps(v6) {
-			expected[c.ID] = c.Rules
-		}
-		err := d.be.scan(ctx, v6, func(id ChainID, f found) {
-			switch {
-			case id.builtin():
-				held[id] = content{sum: checksum(id, keepOnly(f.Rules, expected[id]))}
-			case ours(id) || id.Name == chainFirewall && !v6: // kube-proxy makes one for IPv6 too; it is the kubelet's then
-				held[id] = content{sum: foundSum(id, f)}
+	held := d.dumped.held
+	if now, err := d.be.generation(); held == nil || err != nil || now != d.dumped.generation {
+		held = map[ChainID]content{}
+		for _, v6 := range d.families() {
+			if err := d.be.scan(ctx, v6, func(id ChainID, f found) { hold(held, id, f) }); err != nil {
+				return err
 			}
-		})
-		if err != nil {
-			return err
 		}
 	}
+	d.dumped = dumped{}
 	d.table.Loaded(maps.All(held))
 	d.loaded = true
 	return nil
 }
+
+// dumped is what Dump found of our chains, and when.
+type dumped struct {
+	generation string
+	held       map[ChainID]content
+}
+
+// hold notes a chain that the kernel holds, if it is ours.
+func hold(held map[ChainID]content, id ChainID, f found) {
+	switch {
+	case id.Table == Mangle && id.Name != chainCanary:
+	case id.builtin():
+		held[id] = content{sum: checksum(id, keepOnly(f.Rules, expectedJumps[id]))}
+	case ours(id) || id.Name == chainFirewall && !id.V6: // kube-proxy makes one for IPv6 too; it is the kubelet's then
+		held[id] = content{sum: foundSum(id, f)}
+	}
+}
+
+// expectedJumps is the rules that should be in the built-in chains.
+var expectedJumps = func() map[ChainID][]Rule {
+	out := map[ChainID][]Rule{}
+	for _, c := range append(jumps(false), jumps(true)...) {
+		out[c.ID] = c.Rules
+	}
+	return out
+}()
 
 // keepOnly is the rules of a built-in chain that are ours, once each.
 func keepOnly(rules, expected []Rule) []Rule {
@@ -518,7 +537,7 @@ func (d *Dataplane) write(ctx context.Context) error {
 		return cmp.Or(cmp.Compare(rank(a.Key), rank(b.Key)), cmp.Compare(depth(b.Val.by), depth(a.Val.by)))
 	})
 	slices.SortStableFunc(deletes, func(a, b ChainID) int { return cmp.Compare(rank(b), rank(a)) })
-	d.last = [2][2]int{}
+	d.last = [2][3]int{}
 	most := writeMost
 	if d.be.Name() == "legacy" {
 		most = len(puts) // each call writes the whole table anew

@@ -34,6 +34,8 @@ type backend interface {
 	// scan visits every chain of a family whose name has the prefix KUBE-, and the built-in chains with those of their
 	// rules that jump to such chains; each once, in memory of one chain: what a found holds is valid during the call only.
 	scan(ctx context.Context, v6 bool, each func(ChainID, found)) error
+	// generation differs when somebody changed rules in between.
+	generation() (string, error)
 	// Watch calls drift when somebody else changed a chain with our prefix, until ctx ends.
 	Watch(ctx context.Context, drift func(what string)) error
 	Name() string // "nf_tables" or "legacy", as iptables --version says

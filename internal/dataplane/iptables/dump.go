@@ -15,6 +15,11 @@ import (
 // origin without backends looks to, the Local mark of a backend in the cluster pool, Draining, and the node itself.
 func (d *Dataplane) Dump(ctx context.Context) (*model.State, error) {
 	s := model.NewState()
+	held := map[ChainID]content{}
+	before, err := d.be.generation()
+	if err != nil {
+		return nil, err
+	}
 	for _, v6 := range d.families() {
 		chains, err := readAll(ctx, d.be, v6)
 		if err != nil {
@@ -23,6 +28,12 @@ func (d *Dataplane) Dump(ctx context.Context) (*model.State, error) {
 		r := reader{v6: v6, chains: chains, state: s}
 		r.nat()
 		r.filter()
+		for id, f := range chains {
+			hold(held, id, f)
+		}
+	}
+	if !d.loaded { // the first Apply need not read it all again
+		d.dumped = dumped{before, held}
 	}
 	return s, nil
 }

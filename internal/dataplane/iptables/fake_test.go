@@ -35,6 +35,7 @@ func newFakeKernel() *fakeKernel {
 }
 
 func (k *fakeKernel) Name() string                              { return "nf_tables" }
+func (k *fakeKernel) generation() (string, error)               { return k.String(), nil }
 func (k *fakeKernel) Close() error                              { return nil }
 func (k *fakeKernel) Watch(context.Context, func(string)) error { return nil }
 

@@ -474,3 +474,18 @@ func (l *legacy) notice(v6 bool) {
 		}
 	}
 }
+
+// generation is the sizes of the tables.
+func (l *legacy) generation() (string, error) {
+	var all []kernel.TableSize
+	for _, v6 := range [...]bool{false, true} {
+		for _, t := range [...]Table{Nat, Filter} {
+			size, err := l.ask(tableID{v6, t})
+			if err != nil {
+				return "", err
+			}
+			all = append(all, size)
+		}
+	}
+	return fmt.Sprint(all), nil
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"fairlead/internal/kernel"
@@ -358,10 +359,7 @@ func family(v6 bool) uint8 {
 
 // The transaction.
 
-func (n *nft) begin() {
-	n.tx.Reset()
-	n.origin = n.origin[:0]
-}
+func (n *nft) begin() { n.release() }
 
 func (n *nft) add(o origin, kind uint8, flags uint16, attrs func([]byte) []byte) {
 	n.tx.Add(kind, flags, family(o.change.Chain.V6), attrs)
@@ -382,8 +380,14 @@ func (n *nft) commitIfLarge(ctx context.Context) error {
 	return nil
 }
 
+// release lets go of what a transaction was made of, or its rules would stay in memory until the next one.
+func (n *nft) release() {
+	n.origin = nil
+	n.tx.Reset()
+}
+
 func (n *nft) commit() error {
-	defer func() { clear(n.origin) }() // or it would keep the rules of this transaction alive until the next
+	defer n.release()
 	err := n.conn.Commit(&n.tx)
 	var refused *kernel.BatchError
 	if errors.As(err, &refused) && refused.Index >= 0 && refused.Index < len(n.origin) {
@@ -550,4 +554,10 @@ func tableNamed(name string) (Table, bool) {
 		}
 	}
 	return 0, false
+}
+
+// generation counts the changes of anything in nf_tables.
+func (n *nft) generation() (string, error) {
+	g, err := n.conn.Generation()
+	return strconv.FormatUint(uint64(g), 10), err
 }

@@ -1,0 +1,188 @@
+// Command bench measures the agent, and kube-proxy beside it, in one run on one machine: a real API server, many Services,
+// real packets. README.md says what each line means. All happens in namespaces of its own, which end with it.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// options are the command line.
+type options struct {
+	services, endpoints, rounds int
+	mode, backends              string
+	fairlead, kubeProxy         string
+	changes, lone               int           // measured endpoint changes, back to back and each after a pause
+	connects, repeats           int           // of the latency of connect()
+	settle, deadline            time.Duration // the pause before memory is read; the longest wait for rules
+	json, profile               string
+}
+
+func parse() options {
+	var o options
+	flag.IntVar(&o.services, "services", 5000, "how many Services, up to 30000")
+	flag.IntVar(&o.endpoints, "endpoints", 4, "endpoints of each, up to 16")
+	flag.IntVar(&o.rounds, "rounds", 1, "how often everything is measured; the table has medians")
+	flag.StringVar(&o.mode, "mode", "iptables", "--proxy-mode of both")
+	flag.StringVar(&o.backends, "backend", "nf_tables", "of iptables: nf_tables, legacy, or both with a comma between")
+	flag.StringVar(&o.fairlead, "fairlead", "../bin/fairlead", "our binary; empty to leave it out")
+	flag.StringVar(&o.kubeProxy, "kube-proxy", "", `kube-proxy's binary; "build" makes it; empty to leave it out`)
+	flag.IntVar(&o.changes, "changes", 50, "endpoint changes back to back")
+	flag.IntVar(&o.lone, "lone", 5, "endpoint changes that each come after 3 s of silence")
+	flag.IntVar(&o.connects, "connects", 3000, "connections to each place in one repeat")
+	flag.IntVar(&o.repeats, "repeats", 7, "repeats of the latency measurement, places taking turns")
+	flag.DurationVar(&o.settle, "settle", 20*time.Second, "pause before memory is read")
+	flag.DurationVar(&o.deadline, "deadline", 6*time.Minute, "give up on rules that take longer")
+	flag.StringVar(&o.json, "json", "", "file for all figures as JSON")
+	flag.StringVar(&o.profile, "profile", "", "existing folder for CPU (of the cold start) and heap profiles")
+	flag.Parse()
+	return o
+}
+
+func (o options) check() error {
+	switch {
+	case flag.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case o.services < 1 || o.services > maxServices:
+		return fmt.Errorf("-services %d: want 1 to %d", o.services, maxServices)
+	case o.endpoints < 1 || o.endpoints > maxEndpoints:
+		return fmt.Errorf("-endpoints %d: want 1 to %d", o.endpoints, maxEndpoints)
+	case o.rounds < 1 || o.changes < 1 || o.lone < 1 || o.connects < 100 || o.repeats < 1:
+		return errors.New("-rounds, -changes, -lone and -repeats start at 1, -connects at 100")
+	case o.fairlead == "" && o.kubeProxy == "":
+		return errors.New("nothing to measure: give -fairlead or -kube-proxy")
+	case os.Getuid() != 0:
+		return errors.New("needs root: it makes network namespaces and sets their rules")
+	}
+	for _, b := range o.backendList() {
+		if o.mode == "iptables" && b != "nf_tables" && b != "legacy" {
+			return fmt.Errorf("-backend %q: want nf_tables or legacy", b)
+		}
+	}
+	return nil
+}
+
+// backendList is one empty name for modes without a choice.
+func (o options) backendList() []string {
+	if o.mode != "iptables" {
+		return []string{""}
+	}
+	return strings.Split(o.backends, ",")
+}
+
+// roleKey is set in processes that the bench starts of itself.
+const roleKey = "FAIRLEAD_BENCH_ROLE"
+
+func main() {
+	runtime.LockOSThread() // the thread that starts the second process must live as long as it: see Pdeathsig
+	roles := map[string]func() error{"": outside, "inside": inside, "server": serveForever, "client": connectMany}
+	role, known := roles[os.Getenv(roleKey)]
+	if !known {
+		role = outside
+	}
+	if err := role(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// outside finds the binaries and starts the bench again as the first process of new namespaces.
+func outside() error {
+	o := parse()
+	if err := o.check(); err != nil {
+		return err
+	}
+	wanted := []string{"testctl"}
+	if o.kubeProxy == "build" {
+		wanted = append(wanted, "kube-proxy")
+	}
+	paths, err := buildPeers(wanted)
+	if err != nil {
+		return err
+	}
+	if o.kubeProxy == "build" {
+		o.kubeProxy = paths[1]
+	}
+	args := append(os.Args[1:len(os.Args):len(os.Args)], "-kube-proxy", o.kubeProxy)
+	self := exec.Command("/proc/self/exe", args...)
+	self.Env = append(os.Environ(), roleKey+"=inside", "TESTCTL="+paths[0])
+	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
+	self.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	if err := self.Run(); err != nil {
+		return fmt.Errorf("the measuring process: %w", err)
+	}
+	return nil
+}
+
+// buildPeers makes the programs of test/apiserver, or finds those made before.
+func buildPeers(names []string) ([]string, error) {
+	build := exec.Command("go", append([]string{"run", "./cmd/build"}, names...)...)
+	build.Dir = filepath.Join("..", "test", "apiserver")
+	build.Stderr = os.Stderr
+	out, err := build.Output()
+	if err != nil {
+		return nil, fmt.Errorf("build %s: %w", strings.Join(names, " and "), err)
+	}
+	return strings.Fields(string(out)), nil
+}
+
+func inside() error {
+	o := parse()
+	if err := privateMounts(); err != nil {
+		return err
+	}
+	w, err := newWorld()
+	if err != nil {
+		return fmt.Errorf("make the world: %w", err)
+	}
+	api, err := startControlPlane(os.Getenv("TESTCTL"))
+	if err != nil {
+		return fmt.Errorf("start the control plane: %w", err)
+	}
+	defer api.stop()
+	say("creating %d Services with %d endpoints each", o.services, o.endpoints)
+	began := time.Now()
+	if err := api.fill(o.services, o.endpoints); err != nil {
+		return fmt.Errorf("create the Services: %w", err)
+	}
+	say("created in %.0f s", time.Since(began).Seconds())
+	b := &bench{o: o, world: w, api: api}
+	failed := b.run()
+	printTables(os.Stdout, o, b.results)
+	if o.json != "" {
+		text, err := json.MarshalIndent(b.results, "", "  ")
+		if err == nil {
+			err = os.WriteFile(o.json, append(text, '\n'), 0o644)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// say reports progress, with the load that the figures were taken under.
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s load %.1f: %s\n", time.Now().Format(time.TimeOnly), load(), fmt.Sprintf(format, args...))
+}
+
+// load is the machine's one-minute load average.
+func load() (one float64) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err == nil {
+		fmt.Sscan(string(text), &one)
+	}
+	return one
+}
