@@ -92,7 +92,6 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	checks := health.NewChecks(health.ChecksConfig{V4: served.v4, V6: served.v6, Healthy: a.server.Healthy, Notice: a.notice1,
 		Failing: a.metrics.CheckPortFailures})
 	tidy := newTidy()
-	p.run("tidy", func() error { return tidy.run(ctx) })
 	e := engine.New(engine.Config{
 		Resolver: resolve.New(resolverConfig(a.c, served)), Dataplane: d,
 		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks, tidy, heir{new(sync.Once), a.c.Mode}},
@@ -101,6 +100,7 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	})
 	sources := a.sources(e) // all of them are registered before the engine runs
 	a.engine.Store(e)
+	p.run("tidy", func() error { return tidy.run(ctx, e.Slim) })
 	p.run("engine", func() error {
 		defer checks.Close()
 		defer cleaner.Close()

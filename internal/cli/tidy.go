@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"fairlead/internal/model"
@@ -35,14 +36,18 @@ func sparing() {
 }
 
 // tidy is an engine.Observer that gives memory back to the system when work is done.
-type tidy struct{ worked chan time.Duration }
+type tidy struct {
+	worked chan time.Duration
+	gone   atomic.Int64 // frontends and pools, since the room that they needed was given back
+}
 
-func newTidy() tidy { return tidy{make(chan time.Duration, 1)} }
+func newTidy() *tidy { return &tidy{worked: make(chan time.Duration, 1)} }
 
 // Applied notes how much work there was.
-func (t tidy) Applied(d model.Delta, _ time.Duration) {
+func (t *tidy) Applied(d model.Delta, _ time.Duration) {
+	gone := len(d.GoneFrontends) + len(d.GonePools)
 	after := seldom
-	if len(d.Frontends)+len(d.Pools)+len(d.GoneFrontends)+len(d.GonePools) >= much {
+	if t.gone.Add(int64(gone)) >= much || len(d.Frontends)+len(d.Pools)+gone >= much {
 		after = calmAfter
 	}
 	select {
@@ -51,7 +56,8 @@ func (t tidy) Applied(d model.Delta, _ time.Duration) {
 	}
 }
 
-func (t tidy) run(ctx context.Context) error {
+// run tidies up until ctx ends. slim makes all parts give back the room of what is gone.
+func (t *tidy) run(ctx context.Context, slim func(context.Context) error) error {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
 	defer timer.Stop()
@@ -65,6 +71,10 @@ func (t tidy) run(ctx context.Context) error {
 				waits = true
 			}
 		case <-timer.C:
+			if t.gone.Load() >= much {
+				t.gone.Store(0)
+				_ = slim(ctx) // it fails when the engine has ended
+			}
 			debug.FreeOSMemory()
 			waits = false
 		}

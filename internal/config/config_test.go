@@ -204,3 +204,22 @@ func TestNotes(t *testing.T) {
 		})
 	}
 }
+
+// TestNoNotes: kubeadm writes all fields out, and nothing need be said of those that are not set.
+func TestNoNotes(t *testing.T) {
+	c, err := from(t, proxyHead+`clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, tcpTimeout: 0s}
+nodePortAddresses: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Notes) > 0 {
+		t.Errorf("notes:\n  %s", strings.Join(c.Notes, "\n  "))
+	}
+}

@@ -5,18 +5,21 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// remarks has a line for each setting that is taken and changes nothing, so that nobody waits for it in vain.
+// remarks has a line for each setting that is taken and changes nothing, so that nobody waits for it in vain. What is written
+// out at its zero value, as kubeadm does with all fields, is none.
 func remarks(c *Config, where map[string]string) []string {
 	p := &c.Proxy
 	var out []string
 	for _, path := range slices.Sorted(maps.Keys(where)) {
 		section, _, nested := strings.Cut(path, ".")
 		switch {
-		case section == "winkernel" && nested, path == "windowsRunAsService" && p.WindowsRunAsService:
+		case section == "winkernel" && nested && p.Winkernel != (proxyv1alpha1.KubeProxyWinkernelConfiguration{}), path == "windowsRunAsService" && p.WindowsRunAsService:
 			out = append(out, fmt.Sprintf("%s: %s is for Windows and has no effect", where[path], path))
-		case path == "logging.options.json.infoBufferSize":
+		case path == "logging.options.json.infoBufferSize" && !p.Logging.Options.JSON.InfoBufferSize.IsZero():
 			out = append(out, fmt.Sprintf("%s: %s has no effect: JSON is not buffered", where[path], path))
 		case path == "portRange" && p.PortRange != "":
 			out = append(out, fmt.Sprintf("%s: portRange has no effect (it belonged to kube-proxy's userspace mode)", where[path]))

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -13,6 +14,8 @@ import (
 
 // inode names the network namespace of the calling thread.
 func inode(t *testing.T) uint64 {
+	runtime.LockOSThread() // or another goroutine could enter a namespace on this thread while it is looked at
+	defer runtime.UnlockOSThread()
 	t.Helper()
 	f, err := currentNS()
 	if err != nil {

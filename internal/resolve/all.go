@@ -64,7 +64,7 @@ type crowd struct {
 }
 
 func newCrowd(c Config, in Input) *crowd {
-	w := &crowd{config: c, nodes: map[string][]netip.Addr{thisMachine: cleanAddrs(in.Addrs)}}
+	w := &crowd{config: c, nodes: map[string][]netip.Addr{}}
 	for nn, obj := range in.Services {
 		if obj == nil {
 			continue

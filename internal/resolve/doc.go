@@ -28,8 +28,8 @@
 //
 // An address and port that several Services ask for goes to a ClusterIP before all others, then to the older Service, then
 // by name. External and load-balancer addresses are refused when they are loopback, link-local, multicast, broadcast or
-// unspecified, when they are the ClusterIP of another Service, and (unless AllowNodeAddresses) when a Node object or, for
-// external addresses, an interface of this machine has them. The
+// unspecified, when they are the ClusterIP of another Service, and (unless AllowNodeAddresses) when a Node object has them: an
+// address that only an interface has may be a virtual one, which keepalived or kube-vip put there for the Service. The
 // loser takes over as soon as the winner is gone. Each refusal is a [model.Notice].
 //
 // # What is read

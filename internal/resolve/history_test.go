@@ -262,6 +262,9 @@ func (h *history) tellNode(t *rapid.T, name string, gone bool) {
 
 // check takes a delta and holds everything against the twin.
 func (h *history) check(t *rapid.T) {
+	if rapid.IntRange(0, 3).Draw(t, "slim") == 0 {
+		h.r.Slim()
+	}
 	before := h.state.Clone()
 	d := h.r.Delta()
 	if d.Full != h.changed {

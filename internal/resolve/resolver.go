@@ -195,13 +195,9 @@ func (r *Resolver) Node(name string, n *corev1.Node) {
 
 // Addrs tells all addresses of this machine's interfaces; nil is that they are not known any more.
 func (r *Resolver) Addrs(addrs []netip.Addr) {
-	old := r.addrs
 	r.addrs = cleanAddrs(addrs)
-	r.rename(thisMachine, old, r.addrs)
 	r.locate()
 }
-
-const thisMachine = "this machine"
 
 // rename moves addresses of a node in the index, and marks who wishes for them.
 func (r *Resolver) rename(who string, old, now []netip.Addr) {

@@ -124,12 +124,6 @@ func (r *resolution) run() {
 	r.check()
 }
 
-// announced tells whether a load balancer put its address on an interface of this machine itself, as kube-vip does: an
-// address of an interface that is in no Node object is the node's own only as long as no load balancer says otherwise.
-func (r *resolution) announced(w wish, node string) bool {
-	return w.kind == kindLoadBalancer && node == thisMachine
-}
-
 // granted tells whether the Service gets what it wishes for, and says why not.
 func (r *resolution) granted(w wish) bool {
 	if w.kind.external() {
@@ -137,7 +131,7 @@ func (r *resolution) granted(w wish) bool {
 			r.notes.add(ClusterIPAddress, "%s: %s is the ClusterIP of %s; it is not served", w.kind.field(), w.key.IP, owner)
 			return false
 		}
-		if node, ok := r.nodeOf(w.key.IP); ok && !r.AllowNodeAddresses && !r.announced(w, node) {
+		if node, ok := r.nodeOf(w.key.IP); ok && !r.AllowNodeAddresses {
 			r.notes.add(NodeAddress, "%s: %s is an address of %s; it is not served (allowNodeAddresses permits it)", w.kind.field(), w.key.IP, node)
 			return false
 		}

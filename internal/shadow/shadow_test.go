@@ -155,6 +155,9 @@ func (w *world) meddle() {
 }
 
 func (w *world) flush() error {
+	if rapid.Bool().Draw(w.t, "slim") {
+		w.table.Slim()
+	}
 	if rapid.Bool().Draw(w.t, "whole") {
 		return w.table.Flush(w.kernel)
 	}

@@ -145,7 +145,7 @@ func (d *Dataplane) service(id serviceID) *service {
 
 // Apply makes it so; see engine.Dataplane. Its cost is that of what changed: a changed pool renders the chains of one
 // Service port, a new Service also those between the root of a tree and its leaf. With the nf_tables back end a change is
-// one transaction; the kernel checks all chains for loops then, which costs it about 10 ms for 25,000 chains.
+// one transaction; the kernel checks all chains for loops then, which costs it about 50 ms for 25,000 chains.
 func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
 	if delta.Full || !d.loaded {
 		if err := d.load(ctx); err != nil {
@@ -561,20 +561,42 @@ func (d *Dataplane) write(ctx context.Context) error {
 // emptied is for chains one of which can't be deleted since somebody else's rule leads to it: those are left empty, until
 // everything is read again. A stranger's rule must not keep Services from being served.
 func (d *Dataplane) emptied(ctx context.Context, deletes []ChainID) error {
+	_, err := deleteUnused(ctx, d.be, deletes)
+	if err != nil {
+		return fmt.Errorf("remove %d chains: %w", len(deletes), err)
+	}
 	for _, id := range deletes {
-		err := d.writeSome(ctx, nil, []ChainID{id})
-		if !errors.Is(err, errInUse) {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		if err := d.be.Write(ctx, []change{{Chain: id}}); err != nil {
-			return fmt.Errorf("empty chain %s: %w", id.Name, err)
-		}
 		d.table.Settled(id)
 	}
 	return nil
+}
+
+// deleteUnused empties the chains, and deletes all but those that rules of somebody else lead to, which it returns. Halving
+// finds these without one write for each of thousands of chains.
+func deleteUnused(ctx context.Context, be backend, ids []ChainID) (used []ChainID, err error) {
+	changes := make([]change, len(ids))
+	for i, id := range ids {
+		changes[i].Chain = id
+	}
+	if err := be.Write(ctx, changes); err != nil {
+		return nil, fmt.Errorf("empty them: %w", err)
+	}
+	for i := range changes {
+		changes[i].Gone = true
+	}
+	var halve func([]change) error
+	halve = func(cs []change) error {
+		switch err := be.Write(ctx, cs); {
+		case !errors.Is(err, errInUse):
+			return err
+		case len(cs) == 1:
+			used = append(used, cs[0].Chain)
+			return nil
+		}
+		half := len(cs) / 2
+		return errors.Join(halve(cs[:half]), halve(cs[half:]))
+	}
+	return used, halve(changes)
 }
 
 func (d *Dataplane) writeSome(ctx context.Context, puts []shadow.Row[ChainID, content], deletes []ChainID) error {

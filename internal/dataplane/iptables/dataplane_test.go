@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -161,6 +162,9 @@ func TestHistories(t *testing.T) {
 			applyTillDone(rt, d, delta)
 			checkPackets(rt, w, k, want, rnd)
 			checkDump(rt, d, want)
+			if rapid.Bool().Draw(rt, "slim") {
+				d.Slim()
+			}
 			delta = w.change(want)
 			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
 				want.Apply(delta)
@@ -329,5 +333,25 @@ func TestForeignReference(t *testing.T) {
 	}
 	if _, ok := k.chains[stale]; ok {
 		t.Error("the chain stays after nobody refers to it any more")
+	}
+}
+
+// Nor does it keep a clean-up from taking out all the rest.
+func TestForeignReferenceCleanup(t *testing.T) {
+	k := newFakeKernel()
+	d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
+	if err := d.Apply(context.Background(), many(40, 2)); err != nil {
+		t.Fatal(err)
+	}
+	foreign := ChainID{Table: Nat, Name: "FOREIGN"}
+	k.chains[foreign] = []Rule{{Target: markMasq}}
+	err := d.Remove(context.Background())
+	if err == nil || !strings.Contains(err.Error(), chainMarkMasq) {
+		t.Errorf("error %v, want one that names %s", err, chainMarkMasq)
+	}
+	for id, rules := range k.chains {
+		if len(rules) > 0 && id != foreign || strings.HasPrefix(id.Name, "KUBE-") && id.Name != chainMarkMasq {
+			t.Errorf("%s is left with %v", id.Name, rules)
+		}
 	}
 }

@@ -61,20 +61,45 @@ func (d *Dataplane) Packets(name string) (n uint64, ok bool) {
 // Remove takes out all of our chains and kube-proxy's, and the jumps to them. KUBE-FIREWALL stays where the kubelet uses it
 // too.
 func (d *Dataplane) Remove(ctx context.Context) error {
+	var failed []error
 	for _, v6 := range d.families() {
 		chains, err := readAll(ctx, d.be, v6)
 		if err != nil {
 			return fmt.Errorf("read the rules: %w", err)
 		}
-		if changes := removal(chains); len(changes) > 0 {
-			if err := d.be.Write(ctx, changes); err != nil {
-				return fmt.Errorf("remove the rules: %w", err)
-			}
+		if err := d.remove(ctx, removal(chains)); err != nil {
+			failed = append(failed, fmt.Errorf("remove the rules: %w", err))
 		}
 	}
 	d.reset()
 	d.loaded = false
-	return nil
+	return errors.Join(failed...)
+}
+
+// remove makes changes that take out jumps, then chains. A chain that somebody else's rule leads to is left empty, and told.
+func (d *Dataplane) remove(ctx context.Context, changes []change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	err := d.be.Write(ctx, changes)
+	if !errors.Is(err, errInUse) {
+		return err
+	}
+	first := slices.IndexFunc(changes, func(c change) bool { return !c.Chain.builtin() })
+	if first > 0 {
+		if err := d.be.Write(ctx, changes[:first]); err != nil {
+			return err
+		}
+	}
+	var ids []ChainID
+	for _, c := range changes[first:] {
+		ids = append(ids, c.Chain)
+	}
+	used, err := deleteUnused(ctx, d.be, ids)
+	for _, id := range used {
+		err = errors.Join(err, fmt.Errorf("%s is left, empty: %w", where(id), errInUse))
+	}
+	return err
 }
 
 // removal takes out the jumps, then the chains.

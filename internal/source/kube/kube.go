@@ -130,11 +130,12 @@ func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	if s.config.OnlyNode != "" {
 		nodeFields = fields.OneTermEqualSelector("metadata.name", s.config.OnlyNode).String()
 	}
+	back := newSignal()
 	var running sync.WaitGroup
 	for _, r := range []*resource{
-		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0]},
-		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1]},
-		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2]},
+		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0], back},
+		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1], back},
+		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2], back},
 	} {
 		running.Go(func() { r.reflect(ctx) })
 	}

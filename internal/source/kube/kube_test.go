@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"context"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -196,6 +198,30 @@ func TestRefused(t *testing.T) {
 	if now.Services["default/web"] == nil || now.Synced != 1 {
 		t.Errorf("calls %q", now.Calls)
 	}
+}
+
+// Who waits to try again does so as soon as anybody is answered, with a fresh back-off, and when the source ends.
+func TestWaitIsCutShort(t *testing.T) {
+	back := newSignal()
+	r := &resource{track: newTracker("services"), back: back}
+	ctx, end := context.WithCancel(t.Context())
+	clock := stopClock{ctx: ctx, back: back, ahead: &r.track.ahead}
+	r.asked(t.Context(), nil) // was never in trouble: wakes nobody
+	waits := clock.After(time.Hour)
+	r.asked(t.Context(), io.ErrUnexpectedEOF)
+	select {
+	case <-waits:
+		t.Error("woken by a failure")
+	default:
+	}
+	r.asked(t.Context(), nil)
+	<-waits
+	if ahead := time.Until(clock.Now()); ahead < backoffReset {
+		t.Errorf("the clock is %s ahead: the back-off goes on where it was", ahead)
+	}
+	waits = clock.After(time.Hour)
+	end()
+	<-waits
 }
 
 // A source ends at once also while it waits between two tries.

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -24,6 +25,7 @@ const sayAgain = time.Minute
 // tracker keeps the status of one resource, and logs its ups and downs.
 type tracker struct {
 	resource string
+	ahead    atomic.Int64 // see stopClock
 
 	mu   sync.Mutex
 	now  Status
@@ -59,20 +61,20 @@ func (t *tracker) listed(objects int) (first bool) {
 	return first
 }
 
-// asked notes how a request went.
-func (t *tracker) asked(ctx context.Context, err error) {
+// asked notes how a request went, and tells whether it is the first that went well after trouble.
+func (t *tracker) asked(ctx context.Context, err error) (again bool) {
 	if ctx.Err() != nil {
-		return // our own end is no trouble of the API
+		return false // our own end is no trouble of the API
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	if err == nil {
-		if t.now.LastError != nil {
+		if again = t.now.LastError != nil; again {
 			klog.InfoS("The Kubernetes API answers again", "resource", t.resource, "after", now.Sub(t.now.Since).Round(time.Millisecond))
 		}
 		t.now.LastError, t.now.Since, t.now.LastEvent, t.said = nil, time.Time{}, now, time.Time{}
-		return
+		return again
 	}
 	if t.now.LastError == nil {
 		t.now.Since = now
@@ -81,4 +83,5 @@ func (t *tracker) asked(ctx context.Context, err error) {
 		t.said = now
 		klog.ErrorS(t.now.LastError, "The Kubernetes API can't be asked; trying again", "resource", t.resource, "since", t.now.Since.Format(time.RFC3339))
 	}
+	return false
 }
