@@ -8,6 +8,7 @@ package metrics
 import (
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,7 +44,7 @@ type Metrics struct {
 	rounds     *prometheus.CounterVec
 	apply      *prometheus.HistogramVec
 	notices    *prometheus.CounterVec
-	drift      prometheus.Counter
+	drift      *prometheus.CounterVec
 	flowRounds *prometheus.CounterVec
 	flows      *prometheus.CounterVec
 	checkPorts prometheus.Gauge
@@ -122,14 +123,16 @@ func (m *Metrics) own(c Config) {
 	m.rounds = m.counter("fairlead_rounds_total", "Writes to the kernel, by their result.", "result")
 	m.apply = m.histogram("fairlead_apply_seconds", "Duration of a successful write, of changes or of everything.", syncBuckets, "full")
 	m.notices = m.counter("fairlead_notices_total", "What people were told of a Service or the node, by reason.", "reason")
-	m.drift = prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_drift_repairs_total",
-		Help: "How often somebody else had changed what is fairlead's, and it was put right."})
+	m.drift = m.counter("fairlead_drift_repairs_total", "How often somebody else had changed what is fairlead's, and it was put right, by what was changed first.", "object")
 	m.flowRounds = m.counter("fairlead_conntrack_rounds_total", "Looks for stale conntrack entries; failed ones are owed and done again.", "result")
 	m.flows = m.counter("fairlead_conntrack_deleted_entries_total", "Stale conntrack entries deleted.", ipFamily, "protocol")
 	m.checkPorts = prometheus.NewGauge(prometheus.GaugeOpts{Name: "fairlead_health_check_port_failures",
 		Help: "Services whose health-check node port can't be opened now."})
 	m.readyz = m.counter("fairlead_readyz_total", "Answers of /readyz.", "code")
-	m.registry.MustRegister(m.drift, m.checkPorts)
+	m.registry.MustRegister(m.checkPorts)
+	for _, object := range driftObjects {
+		m.drift.WithLabelValues(object)
+	}
 	for _, result := range []string{ok, failed} {
 		m.rounds.WithLabelValues(result)
 		m.flowRounds.WithLabelValues(result)
@@ -202,7 +205,21 @@ func (m *Metrics) Failed(_ error, d model.Delta) {
 }
 
 // Drifted counts a change that somebody else made.
-func (m *Metrics) Drifted(string) { m.drift.Inc() }
+func (m *Metrics) Drifted(what string) { m.drift.WithLabelValues(driftObject(what)).Inc() }
+
+// driftObjects is what a stranger can have changed.
+var driftObjects = []string{"table", "chain", "jump", "rule", "other"}
+
+// driftObject is the object that a watcher's words begin with: "chain KUBE-SERVICES of ip nat was deleted", "a rule was …".
+func driftObject(what string) string {
+	what = strings.TrimPrefix(what, "a ")
+	for _, o := range driftObjects {
+		if strings.HasPrefix(what, o+" ") {
+			return o
+		}
+	}
+	return "other"
+}
 
 // Notices counts what people were told.
 func (m *Metrics) Notices(ns ...model.Notice) {

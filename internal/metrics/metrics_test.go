@@ -315,3 +315,17 @@ func TestServer(t *testing.T) {
 		t.Errorf("no address: %v", err)
 	}
 }
+
+func TestDriftObject(t *testing.T) {
+	for what, want := range map[string]string{
+		"chain KUBE-SERVICES of ip nat was deleted by nft (process 7)": "chain",
+		"a rule was deleted from chain KUBE-SVC-X of ip nat":           "rule",
+		"a jump to KUBE-SERVICES was deleted":                          "jump",
+		"table ip nat has 4 entries, it had 40":                        "table",
+		"events were lost":                                             "other",
+	} {
+		if got := driftObject(what); got != want {
+			t.Errorf("%q is a change of %q, want %q", what, got, want)
+		}
+	}
+}

@@ -70,7 +70,10 @@ func (s *sightings) String() string {
 	if s.who != "" {
 		out += " by " + s.who
 	}
-	if s.count > 1 {
+	switch {
+	case s.count == 2:
+		out += ", and one more change"
+	case s.count > 2:
 		out += fmt.Sprintf(", and %d more changes", s.count-1)
 	}
 	return out
