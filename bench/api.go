@@ -215,3 +215,30 @@ func (c *control) watch(ctx context.Context, i int) (<-chan delivery, error) {
 	}()
 	return seen, nil
 }
+
+// manifestFile holds the objects when there is no API server.
+const manifestFile = "/run/bench.yaml"
+
+// writeManifests writes what fill would create, one JSON document (which is YAML too) after the other.
+func writeManifests(services, endpoints int) error {
+	f, err := os.Create(manifestFile)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	out := bufio.NewWriter(f)
+	for i := range services {
+		s, e := serviceObject(i), sliceObject(i, 0, endpoints)
+		s.Namespace, e.Namespace = "default", "default"
+		s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
+		e.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+		for _, o := range []any{s, e} {
+			b, err := json.Marshal(o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "---\n%s\n", b)
+		}
+	}
+	return out.Flush()
+}

@@ -27,6 +27,7 @@ type options struct {
 	connects, repeats           int           // of the latency of connect()
 	settle, deadline            time.Duration // the pause before memory is read; the longest wait for rules
 	json, profile               string
+	manifests                   bool // no API server: see fromManifests
 }
 
 func parse() options {
@@ -45,6 +46,7 @@ func parse() options {
 	flag.DurationVar(&o.settle, "settle", 20*time.Second, "pause before memory is read")
 	flag.DurationVar(&o.deadline, "deadline", 6*time.Minute, "give up on rules that take longer")
 	flag.StringVar(&o.json, "json", "", "file for all figures as JSON")
+	flag.BoolVar(&o.manifests, "manifests", false, "without an API server, which takes long to fill with 30000 Services: ours alone, from a file; no changes, no restart")
 	flag.StringVar(&o.profile, "profile", "", "existing folder for CPU (of the cold start) and heap profiles")
 	flag.Parse()
 	return o
@@ -54,6 +56,8 @@ func (o options) check() error {
 	switch {
 	case flag.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case o.manifests && o.kubeProxy != "":
+		return errors.New("-manifests: kube-proxy needs an API server")
 	case o.services < 1 || o.services > maxServices:
 		return fmt.Errorf("-services %d: want 1 to %d", o.services, maxServices)
 	case o.endpoints < 1 || o.endpoints > maxEndpoints:
@@ -103,7 +107,10 @@ func outside() error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	wanted := []string{"testctl"}
+	var wanted []string
+	if !o.manifests {
+		wanted = append(wanted, "testctl")
+	}
 	if o.kubeProxy == "build" {
 		wanted = append(wanted, "kube-proxy")
 	}
@@ -114,6 +121,7 @@ func outside() error {
 	if o.kubeProxy == "build" {
 		o.kubeProxy = paths[1]
 	}
+	paths = append(paths, "") // without an API server
 	args := append(os.Args[1:len(os.Args):len(os.Args)], "-kube-proxy", o.kubeProxy)
 	self := exec.Command("/proc/self/exe", args...)
 	self.Env = append(os.Environ(), roleKey+"=inside", "TESTCTL="+paths[0])
@@ -130,6 +138,9 @@ func outside() error {
 
 // buildPeers makes the programs of test/apiserver, or finds those made before.
 func buildPeers(names []string) ([]string, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
 	build := exec.Command("go", append([]string{"run", "./cmd/build"}, names...)...)
 	build.Dir = filepath.Join("..", "test", "apiserver")
 	build.Stderr = os.Stderr
@@ -149,18 +160,13 @@ func inside() error {
 	if err != nil {
 		return fmt.Errorf("make the world: %w", err)
 	}
-	api, err := startControlPlane(os.Getenv("TESTCTL"))
-	if err != nil {
-		return fmt.Errorf("start the control plane: %w", err)
+	b := &bench{o: o, world: w}
+	if err := b.objects(); err != nil {
+		return err
 	}
-	defer api.stop()
-	say("creating %d Services with %d endpoints each", o.services, o.endpoints)
-	began := time.Now()
-	if err := api.fill(o.services, o.endpoints); err != nil {
-		return fmt.Errorf("create the Services: %w", err)
+	if b.api != nil {
+		defer b.api.stop()
 	}
-	say("created in %.0f s", time.Since(began).Seconds())
-	b := &bench{o: o, world: w, api: api}
 	failed := b.run()
 	printTables(os.Stdout, o, b.results)
 	if o.json != "" {
@@ -171,6 +177,24 @@ func inside() error {
 		failed = errors.Join(failed, err)
 	}
 	return failed
+}
+
+// objects creates what is to be served, in an API server or as a file.
+func (b *bench) objects() (err error) {
+	say("creating %d Services with %d endpoints each", b.o.services, b.o.endpoints)
+	if b.o.manifests {
+		return writeManifests(b.o.services, b.o.endpoints)
+	}
+	if b.api, err = startControlPlane(os.Getenv("TESTCTL")); err != nil {
+		return fmt.Errorf("start the control plane: %w", err)
+	}
+	began := time.Now()
+	if err := b.api.fill(b.o.services, b.o.endpoints); err != nil {
+		b.api.stop()
+		return fmt.Errorf("create the Services: %w", err)
+	}
+	say("created in %.0f s", time.Since(began).Seconds())
+	return nil
 }
 
 // say reports progress, with the load that the figures were taken under.

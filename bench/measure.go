@@ -102,7 +102,11 @@ func (b *bench) measure(p *program, r *Result) (err error) {
 	for _, step := range []struct {
 		name string
 		do   func(*program, *Result) error
-	}{{"settle", b.settle}, {"changes", b.changes}, {"connect", b.connect}, {"restart", b.restart}} {
+		api  bool // changes something through the API
+	}{{"settle", b.settle, false}, {"changes", b.changes, true}, {"connect", b.connect, false}, {"restart", b.restart, true}} {
+		if step.api && b.o.manifests {
+			continue
+		}
 		if err = step.do(p, r); err != nil {
 			err = fmt.Errorf("%s: %w", step.name, err)
 			break

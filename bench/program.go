@@ -20,6 +20,7 @@ type program struct {
 	name, path    string
 	mode, backend string
 	profile       string // folder, or empty
+	manifests     bool   // the objects are in a file
 	ready         string // what its health port answers 200 to when it has caught up, as far as it knows
 
 	cmd   *exec.Cmd
@@ -33,7 +34,7 @@ const (
 )
 
 func newProgram(o options, path, backend string) *program {
-	p := &program{name: "kube-proxy", path: path, mode: o.mode, backend: backend, profile: o.profile, ready: "/healthz"}
+	p := &program{name: "kube-proxy", path: path, mode: o.mode, backend: backend, profile: o.profile, manifests: o.manifests, ready: "/healthz"}
 	if path == o.fairlead {
 		p.name, p.ready = "fairlead", "/readyz"
 	}
@@ -50,7 +51,11 @@ func (p *program) start() error {
 	if p.name == "fairlead" {
 		args = append(args, "run")
 	}
-	args = append(args, "--kubeconfig="+proxyConfig, "--proxy-mode="+p.mode, "--hostname-override="+nodeName,
+	from := "--kubeconfig=" + proxyConfig
+	if p.manifests {
+		from = "--manifests=" + manifestFile
+	}
+	args = append(args, from, "--proxy-mode="+p.mode, "--hostname-override="+nodeName,
 		"--cluster-cidr="+clusterCIDR, "--conntrack-max-per-core=0", "--iptables-min-sync-period=0s")
 	if p.profile != "" {
 		args = append(args, "--profiling")

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -75,6 +76,9 @@ func printTables(out io.Writer, o options, results []*Result) {
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(t, "\tfairlead\tkube-proxy\tkube-proxy ÷ fairlead\t")
 		for _, l := range lines {
+			if o.manifests && l.changes() {
+				continue
+			}
 			ours, oursText := l.cell(of["fairlead"])
 			theirs, theirsText := l.cell(of["kube-proxy"])
 			ratio := "–"
@@ -85,6 +89,16 @@ func printTables(out io.Writer, o options, results []*Result) {
 		}
 		t.Flush()
 	}
+}
+
+// changes tells whether the line is of the steps that change something through the API.
+func (l line) changes() bool {
+	for _, prefix := range []string{"change", "(the watch", "restart", "RSS after", "RSS peak"} {
+		if strings.HasPrefix(l.name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // cell is the median over the rounds, and how it is written: "> " before what ended at the deadline, a dash for what was
