@@ -33,10 +33,11 @@ type stuckKey struct {
 	client   netip.Addr
 }
 
-// bond is what a client sticks to.
+// bond is what a client sticks to: a backend of one Service port. Who has the address next owes the client nothing.
 type bond struct {
 	to     netip.AddrPort
 	length time.Duration
+	pool   model.PoolID
 }
 
 // begin takes a subject with whatever an earlier run left in it.
@@ -105,7 +106,7 @@ func (h *harness) holds(k model.Key, b bond) bool {
 	other.Scope = model.Cluster + model.Local - only.Scope
 	_, two := h.want.Pools[other]
 	p := h.want.Pools[only]
-	return ok && !two && p.Sticky == b.length && has(p.Backends, b.to)
+	return ok && !two && only == b.pool && p.Sticky == b.length && has(p.Backends, b.to)
 }
 
 // try applies what is pending, once, with one write in ten failing. It tells whether that worked; an error is one that no
@@ -219,7 +220,7 @@ func (h *harness) once(p model.Packet, d model.Decision, seen map[netip.AddrPort
 	}
 	seen[got.Backend] = true
 	if length := h.want.Pools[d.Route.Pool].Sticky; length > 0 {
-		return h.sticks(stuckKey{d.Frontend.Key, p.Src.Addr()}, bond{got.Backend, length})
+		return h.sticks(stuckKey{d.Frontend.Key, p.Src.Addr()}, bond{got.Backend, length, d.Route.Pool})
 	}
 	return nil
 }
