@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"net/netip"
 	"slices"
@@ -129,15 +128,6 @@ func (p *plane) seen() []call {
 var errPlane = errors.New("no luck")
 
 func always(int) error { return errPlane }
-
-func firstFail(n int) func(int) error {
-	return func(i int) error {
-		if i <= n {
-			return fmt.Errorf("try %d: %w", i, errPlane)
-		}
-		return nil
-	}
-}
 
 // observer remembers what it was told.
 type observer struct {

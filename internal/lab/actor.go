@@ -57,9 +57,6 @@ func (a *Actor) Do(fn func() error) error {
 	return nil
 }
 
-// Path names the namespace for other programs, such as "nsenter --net=PATH".
-func (a *Actor) Path() string { return a.ns.Path() }
-
 // Index is the place of a node, or of a pod on its node, from 1.
 func (a *Actor) Index() int { return a.index }
 

@@ -215,9 +215,10 @@ type dumped struct {
 // hold notes a chain that the kernel holds, if it is ours.
 func hold(held map[ChainID]content, id ChainID, f found) {
 	switch {
-	case id.Table == Mangle && id.Name != chainCanary:
-	case id.builtin():
-		held[id] = content{sum: checksum(id, keepOnly(f.Rules, expectedJumps[id]))}
+	case id.builtin(): // one that we have no jump in is nothing to us
+		if jumps, ok := expectedJumps[id]; ok {
+			held[id] = content{sum: checksum(id, keepOnly(f.Rules, jumps))}
+		}
 	case ours(id) || id.Name == chainFirewall && !id.V6: // kube-proxy makes one for IPv6 too; it is the kubelet's then
 		held[id] = content{sum: foundSum(id, f)}
 	}

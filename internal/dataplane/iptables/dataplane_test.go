@@ -303,6 +303,26 @@ func TestCostFollowsTheChange(t *testing.T) {
 	}
 }
 
+// Everything again, and a restart, write nothing where nothing changed.
+func TestFullWritesNothingAgain(t *testing.T) {
+	k := newFakeKernel()
+	k.chains[ChainID{Table: Mangle, Name: "FORWARD"}] = nil
+	cfg := Config{V4: true, V6: true, MasqueradeBit: 14}
+	d, all := newDataplane(cfg, k), many(100, 2)
+	for _, life := range []string{"first", "again", "after a restart"} {
+		if life == "after a restart" {
+			d = newDataplane(cfg, k)
+		}
+		k.writes = 0
+		if err := d.Apply(context.Background(), all); err != nil {
+			t.Fatal(err)
+		}
+		if life != "first" && k.writes > 0 {
+			t.Errorf("%s: %d writes, of %v", life, k.writes, k.wrote)
+		}
+	}
+}
+
 // A rule of somebody else that leads to a chain which must go keeps nothing from being served.
 func TestForeignReference(t *testing.T) {
 	k := newFakeKernel()
