@@ -69,6 +69,10 @@ func (c *NFNetlink) Commit(t *NFBatch) error {
 	if t.n == 0 {
 		return nil
 	}
+	return TryFault(func() error { return c.commit(t) })
+}
+
+func (c *NFNetlink) commit(t *NFBatch) error {
 	first := c.seq + 1
 	last := c.number(t)
 	if err := c.room(len(t.b)); err != nil {
@@ -165,4 +169,17 @@ func (c *NFNetlink) Generation() (uint32, error) {
 		}
 	}
 	return 0, errors.New("nf_tables generation: not in the answer")
+}
+
+// Messages gives what was added, in its order: kind is one of NFT_MSG_*. The attributes are not copied.
+func (t *NFBatch) Messages(each func(kind uint8, flags uint16, family uint8, attrs []byte)) {
+	for b := t.b; len(b) >= nlHeader; {
+		h, body, rest, ok := cutMessage(b)
+		if !ok {
+			return
+		}
+		if b = rest; h.typ>>8 == unix.NFNL_SUBSYS_NFTABLES && len(body) >= nfHeader {
+			each(uint8(h.typ), h.flags, body[0], body[nfHeader:])
+		}
+	}
 }

@@ -65,6 +65,7 @@ type TableSize struct{ Entries, Bytes uint32 }
 // linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h
 const (
 	soGetInfo          = 64 // IPT_SO_GET_INFO
+	soGetEntries       = 65 // IPT_SO_GET_ENTRIES
 	soRevisionMatch    = 66 // IPT_SO_GET_REVISION_MATCH
 	soRevisionTarget   = 67 // IPT_SO_GET_REVISION_TARGET
 	so6RevisionMatch   = 68 // IP6T_SO_GET_REVISION_MATCH
@@ -76,15 +77,24 @@ const (
 
 // Size asks for the size of a table; one that is not loaded has none. It needs CAP_NET_ADMIN.
 func (x *XTables) Size(table string) (TableSize, error) {
-	if there, err := x.Has(table); !there || err != nil {
+	info, err := x.info(table)
+	if err != nil || info == nil {
 		return TableSize{}, err
 	}
-	var info [getInfoSize]byte
-	copy(info[:tableName-1], table)
-	if err := x.getsockopt(soGetInfo, info[:]); err != nil {
-		return TableSize{}, fmt.Errorf("legacy iptables: size of table %s: %w", table, err)
-	}
 	return TableSize{Entries: binary.NativeEndian.Uint32(info[76:]), Bytes: binary.NativeEndian.Uint32(info[80:])}, nil
+}
+
+// info is the struct ipt_getinfo of a table; nil when it is not loaded.
+func (x *XTables) info(table string) ([]byte, error) {
+	if there, err := x.Has(table); !there || err != nil {
+		return nil, err
+	}
+	info := make([]byte, getInfoSize)
+	copy(info[:tableName-1], table)
+	if err := x.getsockopt(soGetInfo, info); err != nil {
+		return nil, fmt.Errorf("legacy iptables: size of table %s: %w", table, err)
+	}
+	return info, nil
 }
 
 // Supports tells whether the kernel has this revision of a match or a target. It needs CAP_NET_ADMIN.

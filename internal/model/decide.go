@@ -35,6 +35,9 @@ func (s *State) Decide(p Packet) Decision {
 		d.Verdict, d.Why = Drop, "a loopback address is for the node alone"
 		return d
 	}
+	if to := p.Dst.Addr(); to.IsLoopback() && s.Node.RelaysLocalhost(to.Is6()) {
+		return s.relayed(p, d)
+	}
 	f, ok := s.lookup(p)
 	if !ok {
 		return s.unclaimed(p, d)
@@ -107,6 +110,10 @@ func (s *State) unclaimed(p Packet, d Decision) Decision {
 			d.Verdict, d.Why = Reject, fmt.Sprintf("%s is the ClusterIP of %s, which has no such port", k.IP, f.About.Service)
 			return d
 		}
+	}
+	if ip := p.Dst.Addr(); s.Node.Unassigned(ip) {
+		d.Verdict, d.Why = Drop, fmt.Sprintf("%s is kept for ClusterIPs (ServiceCIDR), and no Service has it", ip)
+		return d
 	}
 	d.Verdict, d.Why = Pass, "no Service has this address and port"
 	return d

@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -199,9 +200,15 @@ type Node struct {
 	Name          string
 	Addrs         []netip.Addr   // all addresses of its interfaces, loopback too; sorted
 	NodePorts     []netip.Prefix // which of Addrs take NodePort traffic, per family; nil is all of them
-	LocalhostPort bool           // NodePorts answer on 127.0.0.0/8 too
+	LocalhostPort bool           // NodePorts answer on 127.0.0.0/8 too, by rules
 	Pods          []netip.Prefix // sources that are pods; with PodInterfaces empty too: nothing tells a pod
 	PodInterfaces []string       // interfaces whose traffic is from pods; a trailing + is a prefix match, as in iptables
+
+	// LocalhostRelay lists the loopback addresses, of 127.0.0.1 and ::1 (KEP-6032), where TCP NodePorts answer through a relay in
+	// the agent, for what its rules can't serve there. With 127.0.0.1 among them LocalhostPort is off. Sorted.
+	LocalhostRelay []netip.Addr
+
+	ServiceCIDRs []netip.Prefix // what ClusterIPs are given from: an address there that no Service has is nobody's, and dropped; sorted, disjoint
 }
 
 // TakesNodePort tells whether NodePort traffic sent to addr, one of the node's own addresses, is served.
@@ -210,6 +217,12 @@ func (n Node) TakesNodePort(addr netip.Addr) bool {
 		return false
 	}
 	return n.NodePorts == nil || contains(n.NodePorts, addr)
+}
+
+// Unassigned tells whether addr is kept for ClusterIPs, and so nobody's while no Service has it. What is an address of the
+// node itself is the node's.
+func (n Node) Unassigned(addr netip.Addr) bool {
+	return contains(n.ServiceCIDRs, addr) && !addr.IsLoopback() && !slices.Contains(n.Addrs, addr)
 }
 
 // Detects tells whether anything is configured that tells a pod from other sources, for one family.

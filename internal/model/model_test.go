@@ -152,12 +152,35 @@ func town() *State {
 	return s
 }
 
+// nodePorts adds to the town what TestTable's lines do without: node ports of UDP, one without endpoints and of policy Local
+// also for the node, and one that not everybody may use.
+func nodePorts(s *State) {
+	web, web6 := PoolID{Service: "demo/web", Proto: TCP}, PoolID{Service: "demo/web", Proto: TCP, V6: true}
+	local := web
+	local.Scope = Local
+	for _, f := range []Frontend{
+		{Key: key("0.0.0.0:30053", UDP), Routes: [3]Route{{web, true, Reject}, {web, true, Reject}, {web, true, Reject}}},
+		{Key: key("[::]:30053", UDP), Routes: [3]Route{{web6, true, Reject}, {web6, true, Reject}, {web6, true, Reject}}},
+		{Key: key("0.0.0.0:30090", TCP), Routes: [3]Route{{web, true, Reject}, {local, true, Drop}, {web, true, Reject}}},
+		{Key: key("0.0.0.0:30091", TCP), Routes: [3]Route{{web, true, Reject}, {web, true, Reject}, {web, true, Reject}}, Allow: prefixes("127.0.0.1/32")},
+	} {
+		f.About = About{Service: "demo/web", Kind: NodePort}
+		s.Frontends[f.Key] = f
+	}
+}
+
 func TestDecide(t *testing.T) {
 	all := func(n *Node) { n.NodePorts = nil }
 	some := func(n *Node) { n.NodePorts = prefixes("192.0.2.11/32") }
 	none := func(n *Node) { n.NodePorts = []netip.Prefix{} }
 	localhost := func(n *Node) { n.LocalhostPort = true }
+	relay4 := func(n *Node) { n.LocalhostRelay, n.NodePorts = addrs("127.0.0.1"), nil }
+	relay6 := func(n *Node) { n.LocalhostRelay, n.NodePorts = addrs("::1"), nil }
+	relay := func(n *Node) { n.LocalhostRelay, n.NodePorts = addrs("127.0.0.1", "::1"), nil }
 	blind := func(n *Node) { n.Pods, n.PodInterfaces = nil, nil }
+	ranges := func(n *Node) {
+		n.ServiceCIDRs = prefixes("10.96.0.0/16", "192.0.2.0/24", "203.0.113.0/24", "fd00:96::/112")
+	}
 	for _, c := range []struct {
 		what     string
 		set      func(*Node)
@@ -181,6 +204,15 @@ func TestDecide(t *testing.T) {
 		{"a port of a node port at a ClusterIP", all, "192.0.2.100", "eth0", "10.96.0.1:30080", TCP, "outside reject"},
 		{"no endpoint", all, "192.0.2.100", "eth0", "10.96.0.2:80", UDP, "outside reject"},
 		{"nobody's address", all, "10.244.1.10", "eth0", "10.96.0.99:80", TCP, "pod pass"},
+		{"nobody's address in a Service range, from a pod", ranges, "10.244.1.10", "eth0", "10.96.0.99:80", TCP, "pod drop"},
+		{"nobody's address in a Service range, from the node", ranges, "192.0.2.11", "", "10.96.0.99:80", UDP, "node drop"},
+		{"nobody's address in a Service range, IPv6", ranges, "2001:db8::100", "eth0", "[fd00:96::9]:80", TCP, "outside drop"},
+		{"nobody's address beside a Service range", ranges, "10.244.1.10", "eth0", "10.97.0.1:80", TCP, "pod pass"},
+		{"a ClusterIP in a Service range", ranges, "10.244.1.10", "eth0", "10.96.0.1:80", TCP, "pod forward"},
+		{"another port of a ClusterIP in a Service range", ranges, "10.244.1.10", "eth0", "10.96.0.1:81", TCP, "pod reject"},
+		{"a load-balancer address in a Service range", ranges, "192.0.2.11", "", "203.0.113.1:80", TCP, "node forward snat"},
+		{"another port of a load-balancer address in a Service range", ranges, "192.0.2.11", "", "203.0.113.1:22", TCP, "node drop"},
+		{"the node's own address in a Service range", ranges, "192.0.2.100", "eth0", "192.0.2.11:22", TCP, "outside pass"},
 		{"another port of a load-balancer address", all, "192.0.2.11", "", "203.0.113.1:22", TCP, "node pass"},
 		{"policy Local, from outside", all, "198.51.100.7", "eth0", "203.0.113.1:80", TCP, "outside drop"},
 		{"policy Local, from the node", all, "192.0.2.11", "", "203.0.113.1:80", TCP, "node forward snat"},
@@ -198,11 +230,32 @@ func TestDecide(t *testing.T) {
 		{"a node port at another address of localhost", localhost, "127.0.0.1", "", "127.1.2.3:30080", TCP, "node forward snat"},
 		{"a node port at localhost, where it is off", all, "127.0.0.1", "", "127.0.0.1:30080", TCP, "node pass"},
 		{"a node port at localhost, IPv6 (never)", localhost, "::1", "", "[::1]:30080", TCP, "node pass"},
+		{"relay: a node port at localhost", relay, "127.0.0.1", "", "127.0.0.1:30080", TCP, "node forward snat"},
+		{"relay: from another address of the node", relay, "192.0.2.11", "lo", "127.0.0.1:30080", TCP, "node forward snat"},
+		{"relay: from an address in the pods' range", relay, "10.244.1.1", "", "127.0.0.1:30080", TCP, "node forward snat"},
+		{"relay: IPv6", relay, "::1", "", "[::1]:30080", TCP, "node forward snat"},
+		{"relay: another address of localhost", relay, "127.0.0.1", "", "127.1.2.3:30080", TCP, "node pass"},
+		{"relay: UDP is refused", relay, "127.0.0.1", "", "127.0.0.1:30053", UDP, "node reject"},
+		{"relay: UDP is refused at another address of localhost", relay, "127.0.0.1", "", "127.1.2.3:30053", UDP, "node reject"},
+		{"relay: UDP is refused, IPv6", relay, "::1", "", "[::1]:30053", UDP, "node reject"},
+		{"relay: nobody's port", relay, "127.0.0.1", "", "127.0.0.1:30081", TCP, "node pass"},
+		{"relay: a node port's number by another protocol", relay, "127.0.0.1", "", "127.0.0.1:30080", UDP, "node pass"},
+		{"relay: without an endpoint, whatever the policy's silence", relay, "127.0.0.1", "", "127.0.0.1:30090", TCP, "node reject"},
+		{"relay: a source that is allowed", relay, "127.0.0.1", "", "127.0.0.1:30091", TCP, "node forward snat"},
+		{"relay: a source that is not allowed", relay, "127.0.0.2", "", "127.0.0.1:30091", TCP, "node reject"},
+		{"relay: a neighbour that forges a source", relay, "127.0.0.1", "eth0", "127.0.0.1:30080", TCP, "node drop"},
+		{"relay: other addresses are for rules", relay, "192.0.2.100", "eth0", "192.0.2.11:30080", TCP, "outside drop"},
+		{"relay of IPv6 alone: IPv6", relay6, "::1", "", "[::1]:30080", TCP, "node forward snat"},
+		{"relay of IPv6 alone: TCP of IPv4", relay6, "127.0.0.1", "", "127.0.0.1:30080", TCP, "node pass"},
+		{"relay of IPv6 alone: UDP of IPv4", relay6, "127.0.0.1", "", "127.0.0.1:30053", UDP, "node pass"},
+		{"relay of IPv4 alone: TCP of IPv6", relay4, "::1", "", "[::1]:30080", TCP, "node pass"},
+		{"relay of IPv4 alone: UDP of IPv6", relay4, "::1", "", "[::1]:30053", UDP, "node pass"},
 		{"a node port's number by another protocol", all, "192.0.2.100", "eth0", "192.0.2.11:30080", UDP, "outside pass"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			s := town()
 			c.set(&s.Node)
+			nodePorts(s)
 			p := Packet{Src: netip.AddrPortFrom(netip.MustParseAddr(c.src), 40000), Dst: netip.MustParseAddrPort(c.dst), Proto: c.proto, Interface: c.via}
 			d := s.Decide(p)
 			got := d.Origin.String() + " " + d.Verdict.String()
@@ -222,7 +275,8 @@ func TestDecide(t *testing.T) {
 // The lines that people read. More of them are in the stories of package resolve.
 func TestTable(t *testing.T) {
 	s := town()
-	s.Node.NodePorts = prefixes("192.0.2.0/24")
+	s.Node.NodePorts, s.Node.LocalhostRelay = prefixes("192.0.2.0/24"), addrs("127.0.0.1", "::1")
+	s.Node.ServiceCIDRs = prefixes("10.96.0.0/16", "fd00:96::/112")
 	s.Checks["demo/web"] = Check{Service: "demo/web", Port: 32000, Ready4: 2}
 	id := PoolID{Service: "demo/many", Port: "http", Proto: TCP}
 	many := Pool{ID: id, Sticky: 10 * time.Second}
@@ -232,8 +286,9 @@ func TestTable(t *testing.T) {
 	s.Pools[id] = many
 	want := `node       n1
 addresses  127.0.0.1 192.0.2.11 192.0.2.111 10.244.1.1 ::1 2001:db8::11
-nodeports  192.0.2.0/24
+nodeports  192.0.2.0/24, relayed from 127.0.0.1 ::1
 pods       10.244.0.0/16 fd00:10::/32 interface br0 veth+
+services   10.96.0.0/16 fd00:96::/112
 
 FRONTEND            SERVICE    KIND          POD      NODE          OUTSIDE       ALLOW
 0.0.0.0:30080/tcp   demo/web   NodePort      cluster  cluster+snat  local/drop

@@ -108,16 +108,23 @@ func (n Node) Lines() []string {
 	if n.LocalhostPort {
 		ports += ", localhost too"
 	}
+	if len(n.LocalhostRelay) > 0 {
+		ports += ", relayed from " + list(n.LocalhostRelay, netip.Addr.String)
+	}
 	pods := list(n.Pods, netip.Prefix.String)
 	if len(n.PodInterfaces) > 0 {
 		pods = strings.TrimSpace(pods + " interface " + strings.Join(n.PodInterfaces, " "))
 	}
-	return []string{
+	lines := []string{
 		"node       " + name,
 		"addresses  " + orNone(list(n.Addrs, netip.Addr.String)),
 		"nodeports  " + ports,
 		"pods       " + orNone(pods),
 	}
+	if len(n.ServiceCIDRs) > 0 {
+		lines = append(lines, "services   "+list(n.ServiceCIDRs, netip.Prefix.String))
+	}
+	return lines
 }
 
 // FrontendTable prints frontends, in the order given.

@@ -13,8 +13,19 @@ import (
 
 // Row is one row to write.
 type Row[K comparable, V any] struct {
-	Key K
-	Val V
+	Key  K
+	Val  V    // none when it is to be deleted
+	Was  V    // what the kernel holds of it now, when Sure; none when it holds nothing
+	Sure bool // false after a failed write: it may hold any value, or none
+}
+
+// Keys are the keys of rows.
+func Keys[K comparable, V any](rows []Row[K, V]) []K {
+	out := make([]K, len(rows))
+	for i, r := range rows {
+		out[i] = r.Key
+	}
+	return out
 }
 
 // Writer writes into the kernel. Puts come before deletes, and both must be idempotent: after an error any of them may or
@@ -101,6 +112,24 @@ func (t *Table[O, K, V]) Set(owner O, rows iter.Seq2[K, V]) {
 	t.owners[owner] = slices.Clone(t.keys)
 }
 
+// Want says that a row is wanted for its own sake: it is its own owner, and no list of owners is kept. Unwant lets go of it. A
+// row that owners Set is not for these.
+func (t *Table[O, K, V]) Want(key K, v V) {
+	r := t.rows[key]
+	r.want, r.refs = v, 1
+	if t.settled(r) {
+		r.want = r.held
+	}
+	t.put(key, r)
+}
+
+// Unwant lets go of a row that was wanted for its own sake.
+func (t *Table[O, K, V]) Unwant(key K) {
+	if t.rows[key].refs > 0 {
+		t.release(key)
+	}
+}
+
 func (t *Table[O, K, V]) want(k K, v V) {
 	r := t.rows[k]
 	r.want, r.refs = v, r.refs+1
@@ -153,22 +182,31 @@ func (t *Table[O, K, V]) settled(r row[V]) bool {
 	return r.state == held && t.same(r.want, r.held)
 }
 
+// Held is what the kernel holds of a row; ok is false when it holds none, or when that is not certain.
+func (t *Table[O, K, V]) Held(key K) (v V, ok bool) {
+	r := t.rows[key]
+	return r.held, r.state == held
+}
+
 // Changes lists what must be written, in the order it was asked for (deletes that Loaded brought in, in any order), and
 // takes note that from now on the kernel may hold it. What is not Settled comes again. It is for dataplanes that write in
 // pieces or that order several tables; the others Flush.
-func (t *Table[O, K, V]) Changes() (puts []Row[K, V], deletes []K) {
+func (t *Table[O, K, V]) Changes() (puts, deletes []Row[K, V]) {
 	t.sweep()
-	for _, k := range t.takeQueue() {
+	queue := t.takeQueue()
+	puts = make([]Row[K, V], 0, len(queue))
+	for _, k := range queue {
 		r := t.rows[k]
-		switch {
-		case t.settled(r):
+		if t.settled(r) {
 			t.drop(k, r)
 			continue
-		case r.refs > 0:
-			puts = append(puts, Row[K, V]{k, r.want})
+		}
+		row := Row[K, V]{k, r.want, r.held, r.state == held || r.state == absent}
+		if r.refs > 0 {
+			puts = append(puts, row)
 			r.state = putting
-		default:
-			deletes = append(deletes, k)
+		} else {
+			deletes = append(deletes, row)
 			r.state = deleting
 		}
 		r.held = r.want
@@ -228,13 +266,14 @@ func (t *Table[O, K, V]) Flush(w Writer[K, V]) error {
 	if len(puts)+len(deletes) == 0 {
 		return nil
 	}
-	if err := w.Write(puts, deletes); err != nil {
+	gone := Keys(deletes)
+	if err := w.Write(puts, gone); err != nil {
 		return err
 	}
 	for _, p := range puts {
 		t.Settled(p.Key)
 	}
-	for _, k := range deletes {
+	for _, k := range gone {
 		t.Settled(k)
 	}
 	return nil

@@ -170,7 +170,11 @@ var errChanged = errors.New("wishes changed meanwhile")
 // changes his mind between the taking and the writing.
 func (w *world) pieces() error {
 	var errs error
-	puts, deletes := w.table.Changes()
+	puts, gone := w.table.Changes()
+	if err := w.sure(puts, gone); err != nil {
+		return err
+	}
+	deletes := Keys(gone)
 	if rapid.IntRange(0, 4).Draw(w.t, "changes mind") == 0 {
 		w.set()
 		errs = errChanged
@@ -190,6 +194,16 @@ func (w *world) pieces() error {
 		w.table.Settled(d)
 	}
 	return errs
+}
+
+// sure compares what is said of the kernel's rows with what it holds, unless a stranger was there.
+func (w *world) sure(lists ...[]Row[string, value]) error {
+	for _, r := range slices.Concat(lists...) {
+		if held := w.kernel.rows[r.Key]; r.Sure && !w.foreign && !same(r.Was, mk(held)) {
+			return fmt.Errorf("row %s: surely %v, but the kernel holds %v", r.Key, r.Was, held)
+		}
+	}
+	return nil
 }
 
 func (w *world) wanted() map[string]string {

@@ -88,6 +88,9 @@ func (h *harness) restart() error {
 
 // tell says what should be true now.
 func (h *harness) tell(s *model.State) {
+	if s.Node.LocalhostPort && h.Localhost != nil {
+		s.Node = h.Localhost(s.Node)
+	}
 	h.pending = h.pending.Then(diff(h.want, s))
 	h.want = s
 	for k := range s.Frontends {
@@ -153,7 +156,7 @@ func (h *harness) check() error {
 		return fmt.Errorf("the suite is wrong: deltas do not add up")
 	}
 	keys := some(slices.SortedFunc(maps.Keys(h.keys), model.Key.Compare))
-	for _, p := range packets(keys) {
+	for _, p := range append(packets(keys), nobodys()...) {
 		if err := h.send(p); err != nil {
 			return fmt.Errorf("%v (in %q): %w", p, p.Interface, err)
 		}

@@ -133,7 +133,7 @@ func (w *world) draw(s service) service {
 
 func (w *world) drawNode() model.Node {
 	n := Node()
-	for what, change := range []func(model.Node) model.Node{podRanges, podInterfaces, oneNodePortAddress, localhostPorts} {
+	for what, change := range []func(model.Node) model.Node{podRanges, podInterfaces, oneNodePortAddress, localhostPorts, serviceCIDRs} {
 		if w.flip(fmt.Sprint("node ", what)) {
 			n = change(n)
 		}

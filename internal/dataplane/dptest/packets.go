@@ -59,6 +59,22 @@ func destinations(f family, k model.Key) []netip.AddrPort {
 	return out
 }
 
+// nobodys are packets to addresses that no Service ever has: two of the range of ClusterIPs, one beside it, and those of a
+// node elsewhere, of a pod there, and of this node.
+func nobodys() []model.Packet {
+	var out []model.Packet
+	for _, f := range families {
+		for _, dst := range []netip.Addr{f.clusterIP(200), f.clusterIP(255), f.vip(250), f.node(77), f.remotePod(77), f.node(2)} {
+			for i, s := range f.senders() {
+				if possible(s, dst) {
+					out = append(out, s.packet(netip.AddrPortFrom(dst, 4321), []model.Proto{model.TCP, model.UDP, model.SCTP}[i%3]))
+				}
+			}
+		}
+	}
+	return out
+}
+
 // possible leaves out what no kernel sends: the node talks to its loopback addresses from one of them, and to others not.
 func possible(s sender, dst netip.Addr) bool {
 	return s.in != "" || s.ip.IsLoopback() == dst.IsLoopback()

@@ -90,6 +90,16 @@ func localhostPorts(n model.Node) model.Node {
 	return n
 }
 
+// serviceCIDRs keeps the ranges for ClusterIPs that those of the suite are in. Beside them, since no range is sacred, those
+// of the nodes and of pods elsewhere: this node's own addresses are its own all the same, and Services reach their backends.
+func serviceCIDRs(n model.Node) model.Node {
+	for _, f := range families {
+		n.ServiceCIDRs = append(n.ServiceCIDRs, f.prefix("10.96.0.0/16", "fd00:96::/112"), f.nodes(), f.prefix("10.244.1.0/24", "fd00:244:1::/64"))
+	}
+	slices.SortFunc(n.ServiceCIDRs, netip.Prefix.Compare)
+	return n
+}
+
 // step is a moment of a story: everything that should be true.
 type step struct {
 	node          model.Node

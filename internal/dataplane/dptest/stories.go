@@ -77,8 +77,10 @@ var stories = []story{
 	}},
 	{"localhost", "NodePorts answer the node on 127.0.0.0/8 when that is asked for, and nobody else there", func(f family) []step {
 		s := f.service("web").nodePort(30001).local(10).remote(10)
+		udp, sctp := f.service("dns").over(model.UDP).nodePort(30053).local(11), f.service("sctp").over(model.SCTP).nodePort(30001).remote(12)
 		n := podRanges(Node())
-		return []step{on(n, s), on(localhostPorts(n), s), on(localhostPorts(n), s.externally(true)), on(localhostPorts(n), s.local().remote()), on(n, s)}
+		return []step{on(n, s), on(localhostPorts(n), s, udp), on(localhostPorts(n), s.externally(true), udp.local(), sctp),
+			on(localhostPorts(n), s.local().remote(), sctp), on(localhostPorts(n), s.sticky(time.Hour)), on(n, s)}
 	}},
 	{"node-changes", "the node gets and loses addresses", func(f family) []step {
 		s := f.service("web").everywhere(1).local(10).remote(10)
@@ -118,6 +120,13 @@ var stories = []story{
 			now(s.local(12)), now(s.local(10, 11, 12)), now(s.local(10, 11, 12).sticky(0)), now(s.local(10, 11, 12).sticky(time.Hour).externally(true)),
 			now(f.service("web").clusterIP(1).internally(true).sticky(time.Hour).local(10, 11).remote(10)),
 			now(f.service("web").clusterIP(1).internally(true).sticky(time.Hour).local(10, 11, 12))}
+	}},
+	{"unassigned", "an address kept for ClusterIPs that no Service has leads nowhere; those of Services and of the node do as ever", func(f family) []step {
+		n := podRanges(Node())
+		s := f.service("web").everywhere(1).local(10).remote(10)
+		inside := f.service("inside").externalIP(f.clusterIP(9), 80).remote(10)
+		return []step{on(n, s), on(serviceCIDRs(n), s, inside), on(serviceCIDRs(n)), on(serviceCIDRs(n), s.local().remote(), inside.remote()),
+			on(serviceCIDRs(Node()), s.externally(true).internally(true)), on(serviceCIDRs(n), many(f, 90)...), on(n, s)}
 	}},
 	{"health-port", "health-check node ports come, change and go", func(f family) []step {
 		s := f.service("web").balancer(1).externally(true).local(10)

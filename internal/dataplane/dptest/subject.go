@@ -20,7 +20,7 @@ import (
 	"fairlead/internal/model"
 )
 
-// Subject is a dataplane and its kernel, as the suite needs them. All fields are required.
+// Subject is a dataplane and its kernel, as the suite needs them. All fields but Localhost are required.
 type Subject struct {
 	// Open gives a new instance over the same kernel. The one before was closed, or died.
 	Open func() (engine.Dataplane, error)
@@ -34,6 +34,16 @@ type Subject struct {
 	Meddle func(luck uint64) error
 	// Kernel is all that the kernel holds, ours or not, in words and without counters: it is compared before and after.
 	Kernel func() (string, error)
+	// Localhost gives a node that wants NodePorts on loopback addresses (LocalhostPort is set) those that this dataplane serves,
+	// and how: see [Relayed]. nil is as it is: by rules, on 127.0.0.0/8.
+	Localhost func(model.Node) model.Node
+}
+
+// Relayed is the Localhost of dataplanes whose rules can't serve NodePorts on loopback addresses, so that the agent relays
+// them, in both families. The subject's Send does what the relay does with packets that no rule took.
+func Relayed(n model.Node) model.Node {
+	n.LocalhostPort, n.LocalhostRelay = false, []netip.Addr{families[0].loopback(), families[1].loopback()}
+	return n
 }
 
 // Outcome is what became of a packet.

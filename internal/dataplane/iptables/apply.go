@@ -116,6 +116,7 @@ func (d *Dataplane) reset() {
 			denied:    grow(chainDenyPorts, prefixDenied, Filter, true, (*service).refusals),
 		}
 		f.services.tail = func() []Rule { return gates(&d.state.Node, v6, chainNodePorts) }
+		f.refused.tail = func() []Rule { return unassigned(&d.state.Node, v6) }
 		d.trees[i] = f
 	}
 }
@@ -533,7 +534,8 @@ const writeMost = 4096
 // write brings what differs to the kernel: chains before those that refer to them, the built-in chains last, and after
 // all of them what is gone.
 func (d *Dataplane) write(ctx context.Context) error {
-	puts, deletes := d.table.Changes()
+	puts, gone := d.table.Changes()
+	deletes := shadow.Keys(gone)
 	slices.SortStableFunc(puts, func(a, b shadow.Row[ChainID, content]) int {
 		return cmp.Or(cmp.Compare(rank(a.Key), rank(b.Key)), cmp.Compare(depth(b.Val.by), depth(a.Val.by)))
 	})

@@ -91,6 +91,11 @@ func BenchmarkBackend(b *testing.B) {
 			b.Run("change/"+kind, func(b *testing.B) {
 				inside(b, ns, func(i int) error { return be.Write(b.Context(), changes[1+i%1000:][:1]) })
 			})
+			if l, ok := be.(*legacy); ok {
+				b.Run("look/"+kind, func(b *testing.B) {
+					inside(b, ns, func(int) error { l.news(); return nil })
+				})
+			}
 			b.Run("read/"+kind, func(b *testing.B) {
 				inside(b, ns, func(int) error { _, err := readAll(b.Context(), be, false); return err })
 			})

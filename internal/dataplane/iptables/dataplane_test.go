@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead/internal/dataplane/dptest"
 	"fairlead/internal/model"
 
 	"github.com/google/go-cmp/cmp"
@@ -105,6 +106,10 @@ func (w world) node() model.Node {
 		n.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("2001:db8:2::/48")}
 	}
 	n.LocalhostPort = rapid.Bool().Draw(w.t, "localhost")
+	if rapid.Bool().Draw(w.t, "serviceCIDRs") { // addresses of load balancers and of the node lie in such ranges too
+		n.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("192.0.2.0/27"), netip.MustParsePrefix("203.0.113.0/24"),
+			netip.MustParsePrefix("2001:db8::/112"), netip.MustParsePrefix("2001:db8:2::/120"), netip.MustParsePrefix("fd00:96::/112")}
+	}
 	return n
 }
 
@@ -120,6 +125,11 @@ func (w world) packets(s *model.State) []model.Packet {
 		{w.ip("127.0.0.1", "::1", 0), ""},
 	}
 	var out []model.Packet
+	for _, src := range srcs[:4] { // to addresses that no Service ever has, the second one the node's
+		for _, dst := range []netip.Addr{w.ip("10.96.0.200", "fd00:96::200", 0), w.ip("192.0.2.11", "2001:db8:2::11", 0), w.ip("192.0.2.12", "2001:db8:2::12", 0)} {
+			out = append(out, model.Packet{Src: netip.AddrPortFrom(src.a, 4444), Dst: netip.AddrPortFrom(dst, 2222), Proto: model.TCP, Interface: src.in})
+		}
+	}
 	for _, f := range s.SortedFrontends() {
 		k := f.Key
 		if k.V6() != w.v6 {
@@ -270,6 +280,9 @@ func checkDump(t *rapid.T, d *Dataplane, want *model.State) {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Fatalf("Dump (-want +got):\n%s", diff)
 	}
+	if !slices.Equal(got.Node.ServiceCIDRs, want.Node.ServiceCIDRs) {
+		t.Fatalf("Dump tells of %v, want %v", got.Node.ServiceCIDRs, want.Node.ServiceCIDRs)
+	}
 }
 
 // A change writes only the chains that it changes, at any size.
@@ -277,7 +290,7 @@ func TestCostFollowsTheChange(t *testing.T) {
 	for _, n := range []int{10, 100, 5000} {
 		k := newFakeKernel()
 		d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
-		all := many(n, 4)
+		all := dptest.Many(n, 4)
 		apply := func(delta model.Delta, want int, what string) {
 			t.Helper()
 			if err := d.Apply(context.Background(), delta); err != nil {
@@ -308,7 +321,7 @@ func TestFullWritesNothingAgain(t *testing.T) {
 	k := newFakeKernel()
 	k.chains[ChainID{Table: Mangle, Name: "FORWARD"}] = nil
 	cfg := Config{V4: true, V6: true, MasqueradeBit: 14}
-	d, all := newDataplane(cfg, k), many(100, 2)
+	d, all := newDataplane(cfg, k), dptest.Many(100, 2)
 	for _, life := range []string{"first", "again", "after a restart"} {
 		if life == "after a restart" {
 			d = newDataplane(cfg, k)
@@ -327,14 +340,14 @@ func TestFullWritesNothingAgain(t *testing.T) {
 func TestForeignReference(t *testing.T) {
 	k := newFakeKernel()
 	d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
-	all := many(2, 1)
+	all := dptest.Many(2, 1)
 	if err := d.Apply(context.Background(), all); err != nil {
 		t.Fatal(err)
 	}
 	stale := ChainID{Table: Nat, Name: poolChain(all.Pools[0].ID)}
 	foreign := ChainID{Table: Nat, Name: "FOREIGN"}
 	k.chains[foreign] = []Rule{{Target: Target{Action: Jump, Chain: stale.Name}}}
-	extra := many(3, 1)
+	extra := dptest.Many(3, 1)
 	change := model.Delta{GoneFrontends: []model.Key{all.Frontends[0].Key}, GonePools: []model.PoolID{all.Pools[0].ID},
 		Frontends: extra.Frontends[2:], Pools: extra.Pools[2:]}
 	if err := d.Apply(context.Background(), change); err != nil {
@@ -360,7 +373,7 @@ func TestForeignReference(t *testing.T) {
 func TestForeignReferenceCleanup(t *testing.T) {
 	k := newFakeKernel()
 	d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
-	if err := d.Apply(context.Background(), many(40, 2)); err != nil {
+	if err := d.Apply(context.Background(), dptest.Many(40, 2)); err != nil {
 		t.Fatal(err)
 	}
 	foreign := ChainID{Table: Nat, Name: "FOREIGN"}

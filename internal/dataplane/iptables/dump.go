@@ -12,7 +12,7 @@ import (
 
 // Dump reads the rules back into frontends and pools; see engine.Dataplane. It understands kube-proxy's rules as well,
 // since they have the same chains. Rules do not tell: what an origin would meet if its pool were empty, which pool an
-// origin without backends looks to, the Local mark of a backend in the cluster pool, Draining, and the node itself.
+// origin without backends looks to, the Local mark of a backend in the cluster pool, Draining, and the node itself, but for its ServiceCIDRs.
 func (d *Dataplane) Dump(ctx context.Context) (*model.State, error) {
 	s := model.NewState()
 	held := map[ChainID]content{}
@@ -239,6 +239,11 @@ func (r *reader) filter() {
 		if slices.Contains(owned, k.IP) {
 			f.Owned = true
 			r.state.Frontends[k] = f
+		}
+	}
+	for _, rule := range r.rules(Filter, chainServices) {
+		if rule.Target.Action == DropIt && rule.Dst.IsValid() && rule.Proto == 0 {
+			r.state.Node.ServiceCIDRs = append(r.state.Node.ServiceCIDRs, rule.Dst)
 		}
 	}
 	for _, rule := range r.rules(Filter, chainNodePorts) {

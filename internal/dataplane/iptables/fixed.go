@@ -100,6 +100,20 @@ func gates(n *model.Node, v6 bool, to string) []Rule {
 	return rules
 }
 
+// unassigned drops what is sent to an address kept for ClusterIPs that no Service has; what a Service has was met before. An
+// address of the node is the node's, and what was translated goes to a backend, wherever that is.
+func unassigned(n *model.Node, v6 bool) []Rule {
+	var rules []Rule
+	for _, p := range n.ServiceCIDRs {
+		if p.Addr().Is6() == v6 {
+			rules = append(rules,
+				Rule{Comment: "addresses of this node are no ClusterIPs", Dst: p, DstLocal: true, Target: Target{Action: Return}},
+				Rule{Comment: "Drop traffic to unallocated ClusterIPs", Dst: p, State: StateDNAT, NotState: true, Target: Target{Action: DropIt}})
+		}
+	}
+	return rules
+}
+
 // localhostOnly is the twin of a NodePort's rule that counts what comes by 127.0.0.0/8
 // (kubeproxy_iptables_localhost_nodeports_accepted_packets_total).
 func localhostOnly(r Rule) Rule {

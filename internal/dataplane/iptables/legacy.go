@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"fairlead/internal/kernel"
 )
@@ -22,10 +21,9 @@ import (
 type legacy struct {
 	tables [2]*kernel.XTables // by family; nil where the kernel has none
 
-	mu   sync.Mutex // Write against Watch
-	size map[tableID]kernel.TableSize
-	// changed says what somebody else changed, until Watch tells it.
-	changed string
+	mu    sync.Mutex // Write against Watch
+	known map[tableID]prints
+	seen  kernel.Sightings // of what somebody else changed, until Watch tells it
 }
 
 // tableID names a table of one family.
@@ -50,7 +48,7 @@ const (
 )
 
 func newLegacy() (*legacy, error) {
-	l := &legacy{size: map[tableID]kernel.TableSize{}}
+	l := &legacy{known: map[tableID]prints{}}
 	var err4, err6 error
 	l.tables[0], err4 = kernel.OpenXTables(false)
 	l.tables[1], err6 = kernel.OpenXTables(true)
@@ -92,9 +90,12 @@ func (l *legacy) Write(ctx context.Context, changes []change) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v6 := range [...]bool{false, true} {
-		l.notice(v6) // what others did since the tables were read is no part of what we make of them
+		own := touched(changes, v6)
+		if len(own) == 0 {
+			continue
+		}
 		err := l.writeFamily(ctx, v6, changes)
-		l.measure(v6)
+		l.lookAt(v6, own)
 		if err != nil {
 			return err
 		}
@@ -278,7 +279,7 @@ func (p restorePlan) run(ctx context.Context, v6 bool) error {
 		}
 		return buf.Flush()
 	}
-	err := cmd.Run(ctx)
+	err := kernel.TryFault(func() error { return cmd.Run(ctx) })
 	var exit *kernel.ExitError
 	if !errors.As(err, &exit) {
 		return err
@@ -323,10 +324,15 @@ func (p restorePlan) blamed(words string) (line, table string) {
 	return "", ""
 }
 
-// scan gives chain after chain, each once; Rules are valid during the call only.
+// scan gives chain after chain, each once; Rules are valid during the call only. Where no table is loaded it needs no program.
 func (l *legacy) scan(ctx context.Context, v6 bool, each func(ChainID, found)) error {
+	if x := l.tables[b2i(v6)]; x != nil {
+		if loaded, err := x.Tables(); err != nil || len(loaded) == 0 {
+			return err
+		}
+	}
 	l.mu.Lock()
-	l.measure(v6) // before it is read: what changes meanwhile is noticed
+	l.lookAt(v6, nil) // before it is read: what changes meanwhile is noticed
 	l.mu.Unlock()
 	g := chainGiver{left: map[ChainID]bool{}, each: each}
 	err := save(ctx, v6, func(id ChainID, line string) {
@@ -403,89 +409,4 @@ func parseSave(r io.Reader, v6 bool, each func(id ChainID, line string)) error {
 		}
 	}
 	return scan.Err()
-}
-
-// measure notes how large the tables of a family are. A table that can't be asked is not watched.
-func (l *legacy) measure(v6 bool) {
-	for _, t := range [...]Table{Nat, Filter} {
-		id := tableID{v6, t}
-		if size, err := l.ask(id); err == nil {
-			l.size[id] = size
-		}
-	}
-}
-
-func (l *legacy) ask(id tableID) (kernel.TableSize, error) {
-	x := l.tables[b2i(id.v6)]
-	if x == nil {
-		return kernel.TableSize{}, nil
-	}
-	return x.Size(id.table.String())
-}
-
-// pollEvery is how often the tables are looked at: the old iptables tells nobody of changes. One look is four getsockopt.
-const pollEvery = time.Second
-
-// Watch calls drift when a table has another size than after our last write; see backend. A change of somebody else that
-// leaves the size as it was goes unnoticed until the next full sync.
-func (l *legacy) Watch(ctx context.Context, drift func(what string)) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		if what := l.look(); what != "" {
-			drift(what)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
-}
-
-// look says what somebody else changed since the last look.
-func (l *legacy) look() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, v6 := range [...]bool{false, true} {
-		l.notice(v6)
-	}
-	what := l.changed
-	l.changed = ""
-	return what
-}
-
-// notice compares the tables of a family with what they were, and takes note of what they are.
-func (l *legacy) notice(v6 bool) {
-	for _, t := range [...]Table{Nat, Filter} {
-		id := tableID{v6, t}
-		now, err := l.ask(id)
-		if err != nil {
-			continue
-		}
-		was, known := l.size[id]
-		l.size[id] = now
-		switch {
-		case !known || now == was || l.changed != "":
-		case now.Entries == was.Entries:
-			l.changed = fmt.Sprintf("table %s changed", id)
-		default:
-			l.changed = fmt.Sprintf("table %s has %d entries, it had %d", id, now.Entries, was.Entries)
-		}
-	}
-}
-
-// generation is the sizes of the tables.
-func (l *legacy) generation() (string, error) {
-	var all []kernel.TableSize
-	for _, v6 := range [...]bool{false, true} {
-		for _, t := range [...]Table{Nat, Filter} {
-			size, err := l.ask(tableID{v6, t})
-			if err != nil {
-				return "", err
-			}
-			all = append(all, size)
-		}
-	}
-	return fmt.Sprint(all), nil
 }

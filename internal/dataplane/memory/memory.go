@@ -197,8 +197,8 @@ func (d *Dataplane) flush() error {
 	for _, p := range puts {
 		write(p.Key, p.Val)
 	}
-	for _, key := range deletes {
-		write(key, nil)
+	for _, p := range deletes {
+		write(p.Key, nil)
 	}
 	return errors.Join(errs...)
 }
