@@ -1,0 +1,416 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"fairlead/internal/model"
+	"fairlead/internal/shadow"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dataplane keeps Services in nf_tables. Use New.
+type Dataplane struct {
+	cfg      Config
+	conn     conn
+	port     uint32 // of conn: what it causes is no drift
+	node     model.Node
+	services map[model.PoolID]*service // by serviceID
+	fronts   map[model.Key]*front
+
+	loaded   bool     // the tables below say what the kernel holds
+	last     snapshot // of Dump, for the next Apply
+	base     [2]base
+	numbered [2]numbers
+	own      ownNumbers
+	rendered map[chainID]chain
+
+	counts map[fact]int32 // how often each is wanted
+
+	rows   *shadow.Table[model.Key, model.Key, row]
+	facts  *shadow.Table[fact, fact, struct{}]
+	chains *shadow.Table[chainID, chainID, sum]
+	shapes *shadow.Table[shapeID, shapeID, shape]
+}
+
+type (
+	chainID struct {
+		v6   bool
+		name string
+	}
+	shapeID struct {
+		v6 bool
+		n  uint32
+	}
+)
+
+// base is what a family needs before anything else can be written.
+type base struct {
+	table    bool
+	rebuild  bool // a table of another layout is there
+	sets     [setsCount]bool
+	counters map[string]bool
+	strays   []stray
+}
+
+// numbers are those of a family's shapes. They are kept while the program runs: a shape that comes again costs nothing.
+type numbers struct {
+	of   map[shape]uint32
+	used map[uint32]bool // wanted since the kernel was read
+	next uint32
+}
+
+func newDataplane(cfg Config, c conn) *Dataplane {
+	if cfg.Log == nil {
+		cfg.Log = func(error) {}
+	}
+	d := &Dataplane{cfg: cfg, conn: c, rendered: map[chainID]chain{},
+		rows:   shadow.New[model.Key, model.Key](shadow.Same[row], nil),
+		facts:  shadow.New[fact, fact](shadow.Same[struct{}], nil),
+		chains: shadow.New[chainID, chainID](shadow.Same[sum], nil),
+		shapes: shadow.New[shapeID, shapeID](shadow.Same[shape], nil)}
+	d.forget()
+	return d
+}
+
+// forget forgets what is wanted.
+func (d *Dataplane) forget() {
+	d.services, d.fronts, d.counts = map[model.PoolID]*service{}, map[model.Key]*front{}, map[fact]int32{}
+	d.node = model.Node{}
+}
+
+// Apply makes it so; see engine.Dataplane. Its cost is that of the change: one transaction of the elements that differ. After
+// a failure, or when the kernel does not hold what we believed, it is read again.
+func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
+	fresh := delta.Full || !d.loaded
+	if delta.Full {
+		if delta.Node == nil {
+			n := d.node
+			delta.Node = &n
+		}
+		d.forget()
+	}
+	dirty := d.absorb(delta)
+	if fresh {
+		return d.reapply(ctx)
+	}
+	for _, s := range dirty {
+		d.want(s)
+	}
+	if delta.Node != nil {
+		d.wantFixed()
+	}
+	err := d.write(ctx)
+	if differs(err) {
+		return d.reapply(ctx)
+	}
+	return err
+}
+
+// reapply reads the kernel and writes all that differs from what is wanted.
+func (d *Dataplane) reapply(ctx context.Context) error {
+	if err := d.load(ctx); err != nil {
+		d.loaded = false
+		return err
+	}
+	d.wantFixed()
+	for f := range d.counts {
+		d.facts.Want(f, struct{}{})
+	}
+	for _, s := range d.services {
+		d.want(s)
+	}
+	return d.write(ctx)
+}
+
+// differs tells an error that says that the kernel does not hold what we believed: somebody was faster than the watch.
+func differs(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY)
+}
+
+// absorb takes a delta into what is wanted, and returns the services that it touches.
+func (d *Dataplane) absorb(delta model.Delta) []*service {
+	touched := map[*service]bool{}
+	for _, k := range delta.GoneFrontends {
+		d.remove(k)
+	}
+	for _, id := range delta.GonePools {
+		if s, ok := d.services[serviceID(id)]; ok {
+			d.count(s.pools[id.Scope].hairpins(id.V6), -1)
+			s.pools[id.Scope] = pool{}
+			touched[s] = true
+		}
+	}
+	for _, f := range delta.Frontends {
+		if d.serves(f.Key.V6()) {
+			touched[d.place(f)] = true
+		}
+	}
+	for _, p := range delta.Pools {
+		if d.serves(p.ID.V6) {
+			touched[d.fill(p)] = true
+		}
+	}
+	if delta.Node != nil {
+		had := d.nodeFacts()
+		d.node = *delta.Node
+		d.count(d.nodeFacts(), 1)
+		d.count(had, -1)
+	}
+	out := make([]*service, 0, len(touched))
+	for s := range touched {
+		out = append(out, s)
+	}
+	for _, id := range delta.GonePools {
+		d.sweep(serviceID(id))
+	}
+	return out
+}
+
+func (d *Dataplane) serves(v6 bool) bool { return v6 && d.cfg.V6 || !v6 && d.cfg.V4 }
+
+// remove lets go of a frontend.
+func (d *Dataplane) remove(k model.Key) {
+	f, ok := d.fronts[k]
+	if !ok {
+		return
+	}
+	delete(d.fronts, k)
+	d.rows.Unwant(k)
+	d.part(f)
+}
+
+// part takes a frontend from its service.
+func (d *Dataplane) part(f *front) {
+	d.count(f.owns(), -1)
+	f.service.fronts = slices.DeleteFunc(f.service.fronts, func(o *front) bool { return o == f })
+	d.sweep(f.service.id)
+}
+
+// sweep forgets a service of which nothing is left.
+func (d *Dataplane) sweep(id model.PoolID) {
+	if s, ok := d.services[id]; ok && len(s.fronts) == 0 && s.pools[0].slots == "" && s.pools[1].slots == "" {
+		delete(d.services, id)
+	}
+}
+
+func (d *Dataplane) service(id model.PoolID) *service {
+	id = serviceID(id)
+	s, ok := d.services[id]
+	if !ok {
+		s = &service{id: id}
+		d.services[id] = s
+	}
+	return s
+}
+
+// place puts a frontend to its service.
+func (d *Dataplane) place(f model.Frontend) *service {
+	s := d.service(f.Routes[model.FromOutside].Pool)
+	now := newFront(f)
+	now.service = s
+	s.fronts = append(s.fronts, now)
+	d.count(now.owns(), 1)
+	if had, ok := d.fronts[f.Key]; ok {
+		d.part(had)
+	}
+	d.fronts[f.Key] = now
+	return s
+}
+
+// fill gives a service its endpoints.
+func (d *Dataplane) fill(p model.Pool) *service {
+	s := d.service(p.ID)
+	to := &s.pools[p.ID.Scope]
+	to.slots = arrange(to.slots, pack(p.Backends, p.ID.V6), backendLen(p.ID.V6))
+	to.sticky = seconds(p.Sticky)
+	had := to.hairpins(p.ID.V6)
+	to.here = packHere(p.Backends, p.ID.V6)
+	d.count(to.hairpins(p.ID.V6), 1)
+	d.count(had, -1)
+	return s
+}
+
+// count says that facts are wanted once more, or once less.
+func (d *Dataplane) count(facts iter.Seq[fact], by int32) {
+	for f := range facts {
+		n := d.counts[f] + by
+		switch {
+		case n <= 0:
+			delete(d.counts, f)
+			d.facts.Unwant(f)
+			continue
+		case n == by:
+			d.facts.Want(f, struct{}{})
+		}
+		d.counts[f] = n
+	}
+}
+
+// want says which rows a service asks for.
+func (d *Dataplane) want(s *service) {
+	for _, f := range s.fronts {
+		sh := f.shape()
+		d.rows.Want(f.key, f.row(sh, d.number(f.key.V6(), sh), d.own.of))
+	}
+}
+
+// number is the number of a shape, which it gets, with the chains that it leads to, when it is seen the first time.
+func (d *Dataplane) number(v6 bool, s shape) uint32 {
+	ns := &d.numbered[b2i(v6)]
+	n, ok := ns.of[s]
+	if !ok {
+		n = ns.next
+		ns.next++
+		ns.of[s] = n
+	}
+	if ns.used[n] {
+		return n
+	}
+	ns.used[n] = true
+	d.shapes.Want(shapeID{v6, n}, s)
+	x := builder{d.cfg, v6}
+	for _, t := range s {
+		if t.ranges && t.unguarded().verdict == model.Forward {
+			d.wantChain(v6, x.target(t.unguarded()))
+		}
+		if t.verdict == model.Forward || t.ranges {
+			d.wantChain(v6, x.target(t))
+		}
+	}
+	return n
+}
+
+func (d *Dataplane) wantChain(v6 bool, c chain) {
+	id := chainID{v6, c.name}
+	d.rendered[id] = c
+	d.chains.Want(id, c.sum())
+}
+
+// sometimes are the fixed chains that are not always there.
+var sometimes = [...]string{chainForward, chainLocalhost}
+
+// wantFixed asks for the chains and addresses that follow from the node.
+func (d *Dataplane) wantFixed() {
+	for _, v6 := range d.cfg.families() {
+		there := map[string]bool{}
+		for _, c := range (builder{d.cfg, v6}).fixed(&d.node) {
+			there[c.name] = true
+			d.wantChain(v6, c)
+		}
+		for _, name := range sometimes {
+			if !there[name] {
+				d.chains.Unwant(chainID{v6, name})
+			}
+		}
+	}
+}
+
+// nodeFacts are the node's own addresses, and those that take NodePorts.
+func (d *Dataplane) nodeFacts() iter.Seq[fact] {
+	n := d.node
+	return func(yield func(fact) bool) {
+		for _, a := range n.Addrs {
+			if !d.serves(a.Is6()) {
+				continue
+			}
+			if !yield(fact{setNodeIPs, a}) || !a.IsLoopback() && n.TakesNodePort(a) && !yield(fact{setNodePortIPs, a}) {
+				return
+			}
+		}
+	}
+}
+
+// load takes note of what the kernel holds.
+func (d *Dataplane) load(ctx context.Context) error {
+	found, err := d.look(ctx)
+	if err != nil {
+		return err
+	}
+	d.rows.Loaded(each(found, func(h *held) iter.Seq2[model.Key, row] { return maps.All(h.rows) }))
+	d.facts.Loaded(each(found, func(h *held) iter.Seq2[fact, struct{}] { return maps.All(h.facts) }))
+	d.chains.Loaded(each(found, func(h *held) iter.Seq2[chainID, sum] { return maps.All(h.chains) }))
+	d.shapes.Loaded(each(found, func(h *held) iter.Seq2[shapeID, shape] { return maps.All(h.shapes) }))
+	for _, h := range found {
+		i := b2i(h.v6)
+		d.base[i] = base{table: h.table, rebuild: h.stale, sets: h.sets, counters: h.counters, strays: h.strays}
+		of, next := h.numbers()
+		d.numbered[i] = numbers{of: of, used: map[uint32]bool{}, next: next}
+	}
+	d.own = ownNumbersIn(found)
+	d.adopt()
+	d.loaded = true
+	return nil
+}
+
+// each yields what all families hold of one kind.
+func each[K, V any](found []*held, of func(*held) iter.Seq2[K, V]) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, h := range found {
+			for k, v := range of(h) {
+				if !yield(k, v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// adopt gives endpoints the numbers that they have in the kernel, where it has any of the service.
+func (d *Dataplane) adopt() {
+	for _, s := range d.services {
+		for _, f := range s.fronts {
+			r, ok := d.rows.Held(f.key)
+			if !ok {
+				continue
+			}
+			size := backendLen(f.key.V6())
+			for scope, had := range r.scopes() {
+				if p := &s.pools[scope]; had.endpoints != "" {
+					p.slots = arrange(had.endpoints, p.slots, size)
+				}
+			}
+		}
+	}
+}
+
+// look reads the families that are served; what Dump has just read counts, if nothing was written since.
+func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
+	last := d.last
+	d.last = snapshot{}
+	if g, err := generation(d.conn); err == nil && last.found != nil && g == last.generation {
+		return last.found, nil
+	}
+	var out []*held
+	for _, v6 := range d.cfg.families() {
+		h, err := read(ctx, d.conn, v6)
+		if err != nil {
+			return nil, err
+		}
+		if h.stale { // a table of another layout is as good as none, but must go
+			*h = held{v6: v6, stale: true}
+		}
+		out = append(out, h)
+	}
+	return out, nil
+}
+
+// Remove takes out our tables, of both families; see engine.Dataplane.
+func (d *Dataplane) Remove(context.Context) error {
+	d.forget()
+	d.loaded, d.last = false, snapshot{}
+	var failed error
+	for _, v6 := range [...]bool{false, true} {
+		w := newWriter(d.conn)
+		w.deleteTable(v6)
+		if err := w.commit(); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			failed = errors.Join(failed, fmt.Errorf("remove table %s: %w", tableName, err))
+		}
+	}
+	return failed
+}

@@ -1,0 +1,43 @@
+package nftables
+
+import "encoding/binary"
+
+// ownNumbers are the numbers by which the affinity map knows endpoints of Services with ClientIP affinity. An endpoint keeps
+// its number as long as the program runs, whatever happens to others, and over a restart as long as the kernel holds it. The
+// others are numbered per Service, and anew when one goes.
+type ownNumbers struct {
+	numbers map[string]uint32 // by packed endpoint
+	next    uint32
+}
+
+// ownNumbersIn are those that the kernel holds.
+func ownNumbersIn(found []*held) ownNumbers {
+	o := ownNumbers{numbers: map[string]uint32{}}
+	for _, h := range found {
+		for _, r := range h.rows {
+			for _, s := range r.scopes() {
+				for n := 0; n*numberLen < len(s.numbers); n++ {
+					number := binary.NativeEndian.Uint32([]byte(part(s.numbers, n, numberLen)))
+					o.numbers[part(s.endpoints, n, backendLen(h.v6))] = number
+					o.next = max(o.next, number+1)
+				}
+			}
+		}
+	}
+	return o
+}
+
+// of gives packed endpoints of one family their numbers, packed.
+func (o *ownNumbers) of(endpoints string, size int) string {
+	var out []byte
+	for ; len(endpoints) >= size; endpoints = endpoints[size:] {
+		n, ok := o.numbers[endpoints[:size]]
+		if !ok {
+			n = o.next
+			o.next++
+			o.numbers[endpoints[:size]] = n
+		}
+		out = appendNumber(out, n)
+	}
+	return string(out)
+}
