@@ -32,6 +32,7 @@ import (
 	"fairlead/internal/health"
 	"fairlead/internal/kernel"
 	"fairlead/internal/metrics"
+	"fairlead/internal/relay"
 	"fairlead/internal/resolve"
 )
 
@@ -97,6 +98,23 @@ func TestConfigurationIsComplete(t *testing.T) {
 	}
 }
 
+// TestLiveFieldsAreTold: what a running agent takes up stands under "A change of the file", and nothing else does.
+func TestLiveFieldsAreTold(t *testing.T) {
+	_, text, _ := strings.Cut(read(t, "docs/configuration.md"), "## A change of the file\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	told := ticked(text)
+	for _, f := range config.Live() {
+		if !slices.Contains(told, f) {
+			t.Errorf("docs/configuration.md does not tell that `%s` is taken up while running", f)
+		}
+	}
+	for _, f := range fields(reflect.TypeFor[proxyv1alpha1.KubeProxyConfiguration](), "") {
+		if slices.Contains(told, f) && f != "logging" && !slices.Contains(config.Live(), f) {
+			t.Errorf("docs/configuration.md tells that `%s` is taken up while running", f)
+		}
+	}
+}
+
 // fields lists the fields of a document by their paths, the way a person writes them.
 func fields(of reflect.Type, prefix string) (paths []string) {
 	for i := range of.NumField() {
@@ -119,8 +137,8 @@ func fields(of reflect.Type, prefix string) (paths []string) {
 // TestEventsAreExplained: who is woken by an Event finds its reason in docs/troubleshooting.md.
 func TestEventsAreExplained(t *testing.T) {
 	told := ticked(fence.ReplaceAllString(read(t, "docs/troubleshooting.md"), ""))
-	for _, reason := range append(slices.Clone(resolve.Reasons), events.Starting, events.ApplyFails, events.ApplyWorks, events.DriftRepair,
-		health.ListenFailed, health.PortFailed, metrics.ListenFailed) {
+	for _, reason := range append(slices.Clone(resolve.Reasons), events.Starting, events.ApplyFails, events.ApplyWorks, events.DriftRepair, events.Switched, events.ConfigFailed,
+		health.ListenFailed, health.PortFailed, metrics.ListenFailed, relay.ListenFailed) {
 		if !slices.Contains(told, reason) {
 			t.Errorf("docs/troubleshooting.md does not tell what to do about an Event with reason `%s`", reason)
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,8 +32,9 @@ const endsIn = 1500 * time.Millisecond
 
 // agent is all the rooms put together.
 type agent struct {
-	c          *config.Config
+	c          *config.Config // at the start; what has changed since is in live
 	configFile string
+	fileSum    []byte // its fingerprint, when c was read
 	started    time.Time
 	served     families // as far as is known
 
@@ -46,11 +46,15 @@ type agent struct {
 	metrics   *metrics.Metrics
 	teller    *events.Teller
 	recorder  *kube.Recorder // nil without an API server
-	backend   string
+
+	live // what can change
 }
 
 func newAgent(c *config.Config, configFile string) *agent {
-	return &agent{c: c, configFile: configFile, started: time.Now(), served: families{v4: true, v6: kernel.IPv6Off() == ""}}
+	a := &agent{c: c, configFile: configFile, started: time.Now(), served: families{v4: true, v6: kernel.IPv6Off() == ""}}
+	a.written, a.fileSum = c.Mode, sum(configFile)
+	a.current.Store(&current{c: c, served: a.served, written: c.Mode})
+	return a
 }
 
 // run serves until ctx ends, and leaves the rules. It returns an error when it could not begin.
@@ -80,31 +84,34 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	a.observers(ctx, p)
 	a.serveHealth(ctx, p)
 	tune(&a.c.Proxy)
-	d, served, err := newDataplane(ctx, a.c)
+	d, now, err := plane(ctx, a.c)
 	if err != nil {
 		return err
 	}
-	a.served = served
-	if b, ok := d.(interface{ Backend() string }); ok {
-		a.backend = b.Backend()
-	}
+	served := now.served
+	a.served, a.resolver = served, resolve.New(resolverConfig(a.c, served))
+	now.written = a.written
+	a.current.Store(now)
 	cleaner := conntrack.New(conntrack.Config{Report: a.metrics.Conntrack})
 	checks := health.NewChecks(health.ChecksConfig{V4: served.v4, V6: served.v6, Healthy: a.server.Healthy, Notice: a.notice1,
 		Failing: a.metrics.CheckPortFailures})
-	tidy := newTidy()
+	localhost := a.newRelay()
+	tidy, heir := newTidy(), newHeir()
 	e := engine.New(engine.Config{
-		Resolver: resolve.New(resolverConfig(a.c, served)), Dataplane: d,
-		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks, tidy, heir{new(sync.Once), a.c.Mode}},
+		Resolver: a.resolver, Dataplane: d, Place: now.place(),
+		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks, localhost, tidy, heir},
 		Notices:   func(ns []model.Notice) { a.notice(ns...) },
 		MinSync:   a.c.MinSyncPeriod, Resync: a.c.ResyncPeriod,
 	})
 	sources := a.sources(e) // all of them are registered before the engine runs
 	a.engine.Store(e)
 	p.run("tidy", func() error { return tidy.run(ctx, e.Slim) })
+	p.run("heir", func() error { return heir.run(ctx, a) })
 	p.run("engine", func() error {
+		defer localhost.Close()
 		defer checks.Close()
 		defer cleaner.Close()
-		return errors.Join(e.Run(ctx), d.Close())
+		return errors.Join(e.Run(ctx), e.Close())
 	})
 	for name, s := range sources {
 		p.run(name, func() error { return s.run(ctx) })
@@ -167,6 +174,7 @@ func resolverConfig(c *config.Config, f families) resolve.Config {
 		Interface: cmp.Or(c.Detect.Bridge, c.Detect.Prefix)}
 	return resolve.Config{NodeName: c.Node, IPv4: f.v4, IPv6: f.v6, BindAddr: bind, MasqueradeAll: c.MasqueradeAll, Detect: detect,
 		NodePortAddresses: c.Proxy.NodePortAddresses, LocalhostNodePorts: c.LocalhostPort && (c.Mode == "iptables" || c.Mode == config.Memory),
+		LocalhostRelay: relays(c), Standalone: c.Own.Manifests != "",
 		AllowExternalIPs: c.Gates.Enabled(config.AllowServiceExternalIPs), AllowNodeAddresses: c.Own.AllowNodeAddresses}
 }
 
@@ -175,12 +183,7 @@ func (a *agent) observers(ctx context.Context, p *parts) {
 	number, revision := versions()
 	a.metrics = metrics.New(metrics.Config{Mode: a.c.Mode, V4: a.served.v4, V6: a.served.v6, Version: number, Revision: revision,
 		Live: metrics.Live{Status: a.status, Sources: a.sourceStates, Events: a.eventCounts,
-			Look: func(ctx context.Context, f func(engine.View)) error {
-				if e := a.engine.Load(); e != nil {
-					return e.Do(ctx, f)
-				}
-				return errors.New("starting")
-			}}})
+			Look: a.look}})
 	if a.api == nil {
 		a.teller = events.New(events.Config{Node: a.c.Node})
 		return
@@ -217,14 +220,9 @@ func (a *agent) serveRest(ctx context.Context, p *parts, e *engine.Engine) {
 		return a.metrics.Serve(ctx, metrics.ServerConfig{Port: a.port(a.c.Metrics), Configz: a.configz, Profiling: a.c.Proxy.EnableProfiling})
 	})
 	if path := control.Path(a.c.Own.ControlSocket); path != config.SocketOff {
-		p.run("control", func() error { control.New(path, e, a.about).Run(ctx); return nil })
+		p.run("control", func() error { control.New(path, e, a.about).Switches(a.switchTo).Run(ctx); return nil })
 	}
-	if a.configFile != "" {
-		p.run("config", func() error {
-			watchConfig(ctx, a.configFile, func() {
-				klog.InfoS("The configuration file has changed; restart to use it", "path", a.configFile)
-			})
-			return nil
-		})
+	if a.configFile != "" && a.options != nil {
+		p.run("config", func() error { watchConfig(ctx, a.configFile, a.fileSum, func() { a.reload(ctx) }); return nil })
 	}
 }

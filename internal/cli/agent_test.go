@@ -68,10 +68,12 @@ func TestWatchConfig(t *testing.T) {
 	if err := os.Symlink("..v1", path); err != nil {
 		t.Fatal(err)
 	}
+	before := sum(path)
+	write("..v1", "changed while nobody watched")
 	changed, ended := make(chan struct{}, 10), make(chan struct{})
 	go func() {
 		defer close(ended)
-		watchConfig(t.Context(), path, func() { changed <- struct{}{} })
+		watchConfig(t.Context(), path, before, func() { changed <- struct{}{} })
 	}()
 	t.Cleanup(func() { <-ended })
 	wait := func(what string) {
@@ -82,7 +84,7 @@ func TestWatchConfig(t *testing.T) {
 			t.Errorf("%s was not noticed", what)
 		}
 	}
-	time.Sleep(100 * time.Millisecond) // until it watches
+	wait("a change before the watch")
 	write("..v2", "two")
 	if err := os.Symlink("..v2", filepath.Join(dir, "..link")); err != nil {
 		t.Fatal(err)

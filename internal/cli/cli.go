@@ -67,7 +67,7 @@ func newRoot() *cobra.Command {
 		}
 		return usage(cmd, err)
 	})
-	root.AddCommand(newRun(), newGet(), newExplain(), newCleanup(), newVersion(), newDemo())
+	root.AddCommand(newRun(), newGet(), newExplain(), newSwitch(), newCleanup(), newVersion(), newDemo())
 	return root
 }
 

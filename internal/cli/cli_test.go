@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main(os.Args, os.Stdout, os.Stderr))
 	}
+	if s := os.Getenv(asAPI); s != "" {
+		fmt.Fprintln(os.Stderr, serveScale(s))
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 

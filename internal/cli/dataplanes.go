@@ -7,16 +7,15 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"k8s.io/klog/v2"
 
 	"fairlead/internal/config"
 	"fairlead/internal/dataplane/iptables"
 	"fairlead/internal/dataplane/memory"
+	"fairlead/internal/dataplane/nftables"
 	"fairlead/internal/engine"
-	"fairlead/internal/model"
+	"fairlead/internal/kernel"
 )
 
 // families are the address families that are served.
@@ -28,6 +27,7 @@ type build func(context.Context, *config.Config) (engine.Dataplane, families, er
 // dataplanes has a line for each.
 var dataplanes = map[string]build{
 	"iptables":    buildIPTables,
+	"nftables":    buildNFTables,
 	config.Memory: buildMemory,
 }
 
@@ -73,6 +73,26 @@ func iptablesOf(ctx context.Context, c *config.Config, backend string) (engine.D
 	return d, f, nil
 }
 
+// buildNFTables serves the families that the kernel can do it for.
+func buildNFTables(_ context.Context, c *config.Config) (engine.Dataplane, families, error) {
+	no4, no6 := nftables.Able(false), nftables.Able(true)
+	f := families{no4 == nil, no6 == nil && kernel.IPv6Off() == ""}
+	switch {
+	case !f.v4 && !f.v6:
+		return nil, f, no4
+	case !f.v4:
+		klog.InfoS("IPv4 is not served", "why", no4)
+	case no6 != nil:
+		klog.InfoS("IPv6 is not served", "why", no6)
+	}
+	d, err := nftables.New(nftables.Config{V4: f.v4, V6: f.v6, MasqueradeBit: c.MasqueradeBit,
+		KeepInvalid: c.Proxy.Conntrack.TCPBeLiberal, Log: func(err error) { klog.ErrorS(err, "nftables") }})
+	if err != nil {
+		return nil, f, err
+	}
+	return d, f, nil
+}
+
 func buildMemory(context.Context, *config.Config) (engine.Dataplane, families, error) {
 	return memory.New(new(memory.Kernel)), families{v4: true, v6: true}, nil
 }
@@ -83,6 +103,7 @@ var removers = map[string]func(context.Context, *config.Config) (engine.Dataplan
 	"iptables (nf_tables)": func(ctx context.Context, c *config.Config) (engine.Dataplane, families, error) {
 		return iptablesOf(ctx, c, "nf_tables")
 	},
+	"nftables": buildNFTables,
 	"iptables (legacy)": func(ctx context.Context, c *config.Config) (engine.Dataplane, families, error) {
 		return iptablesOf(ctx, c, "legacy")
 	},
@@ -106,27 +127,4 @@ func remove(ctx context.Context, c *config.Config) error {
 		failed = absent
 	}
 	return errors.Join(failed...)
-}
-
-// heir is an engine.Observer that removes, once our own rules are in force, what kube-proxy left in another mode: its rules
-// would go on catching packets. kube-proxy does the same when its mode changes, before its own rules are there.
-type heir struct {
-	once *sync.Once
-	mode string
-}
-
-// Applied starts the removal, the first time.
-func (h heir) Applied(model.Delta, time.Duration) {
-	if h.mode != config.Memory {
-		h.once.Do(func() { go h.remove() })
-	}
-}
-
-func (h heir) remove() {
-	if h.mode == "nftables" {
-		return // the tables are our own
-	}
-	if err := removeTables(); err != nil {
-		klog.ErrorS(err, "What kube-proxy left in nftables mode can't be removed")
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/config"
@@ -68,7 +69,9 @@ func fromKernel(ctx context.Context, c *config.Config) (frozen, error) {
 		return frozen{}, fmt.Errorf("read the kernel back: %w", err)
 	}
 	if s.Node.Name == "" { // rules do not say where they are
+		cidrs := s.Node.ServiceCIDRs
 		s.Node = here(c)
+		s.Node.ServiceCIDRs = cidrs
 	}
 	return frozen{state: s}, nil
 }
@@ -147,6 +150,12 @@ func (t *taker) Node(name string, n *corev1.Node) {
 			t.addrs = append(t.addrs, ip)
 		}
 	}
+}
+
+func (t *taker) ServiceCIDR(name string, c *networkingv1.ServiceCIDR) {
+	t.Lock()
+	defer t.Unlock()
+	t.resolver.ServiceCIDR(name, c)
 }
 
 func (t *taker) Addrs([]netip.Addr) {}

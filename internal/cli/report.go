@@ -17,7 +17,8 @@ import (
 
 // configz is what kube-proxy's /configz shows.
 func (a *agent) configz() ([]byte, error) {
-	return json.Marshal(map[string]any{"kubeproxy.config.k8s.io": a.c.Proxy, "fairlead.io": a.c.Own})
+	c := a.now().c
+	return json.Marshal(map[string]any{"kubeproxy.config.k8s.io": c.Proxy, "fairlead.io": c.Own})
 }
 
 func (a *agent) status() engine.Status {
@@ -29,7 +30,8 @@ func (a *agent) status() engine.Status {
 
 func (a *agent) about() control.About {
 	number, _ := versions()
-	out := control.About{Version: number, PID: os.Getpid(), Mode: a.c.Mode, Backend: a.backend, Node: a.c.Node, StartedAt: a.started}
+	now := a.now()
+	out := control.About{Version: number, PID: os.Getpid(), Mode: now.c.Mode, Written: now.written, Backend: now.backend, Node: a.c.Node, StartedAt: a.started}
 	objects := map[string]int{}
 	if a.api != nil {
 		for _, s := range a.api.Status() {

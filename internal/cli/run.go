@@ -59,14 +59,16 @@ func run(ctx context.Context, o *config.Options, v *versionFlag, out io.Writer) 
 		klog.InfoS("Configuration: " + note)
 	}
 	client.ReplaceFeatureGates(clientGates{client.FeatureGates(), c.Gates})
-	sparing()
+	sparing(gcPercent)
 	switch {
 	case o.Cleanup:
 		return cleanup(ctx, c)
 	case o.InitOnly:
 		return initOnly(ctx, c)
 	}
-	return newAgent(c, o.ConfigFile).run(ctx)
+	a := newAgent(c, o.ConfigFile)
+	a.options = o
+	return a.run(ctx)
 }
 
 // initOnly does what needs full root privileges, so that an agent with CAP_NET_ADMIN alone may run afterwards.

@@ -90,6 +90,9 @@ func statusLines(s control.Status) string {
 		mode += " (" + s.About.Backend + ")"
 	}
 	say("dataplane", "%s, %d frontends, %d pools", mode, s.Frontends, s.Pools)
+	if w := s.About.Written; w != "" && w != s.About.Mode {
+		say("switched", "until a restart, or another mode in the configuration, which says %s", w)
+	}
 	for _, src := range s.About.Sources {
 		say("source", "%s", sourceLine(src))
 	}
@@ -105,6 +108,9 @@ func statusLines(s control.Status) string {
 	}
 	if s.LastError != "" {
 		say("failing", "%d times since the last success: %s", s.Engine.Failures, s.LastError)
+	}
+	if s.Engine.Leftover != "" {
+		say("left over", "can't be removed yet: %s", s.Engine.Leftover)
 	}
 	if s.Engine.LastDrift != "" {
 		say("drift", "put right last: %s", s.Engine.LastDrift)

@@ -22,6 +22,10 @@ import (
 //	GOGC 30, tidied up     86,  63   3.5 s
 const gcPercent = 50
 
+// calmPercent is for what comes after: changes of one thing or another. Each leaves some 10 KiB to collect, so that a large
+// heap would grow by half of itself before that is done.
+const calmPercent = 20
+
 const (
 	calmAfter = 2 * time.Second // after much work until its memory is given back
 	seldom    = time.Minute     // after little work
@@ -29,9 +33,9 @@ const (
 )
 
 // sparing makes the garbage collector hold less memory back, unless GOGC says otherwise.
-func sparing() {
+func sparing(percent int) {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		debug.SetGCPercent(percent)
 	}
 }
 
@@ -75,6 +79,7 @@ func (t *tidy) run(ctx context.Context, slim func(context.Context) error) error 
 				t.gone.Store(0)
 				_ = slim(ctx) // it fails when the engine has ended
 			}
+			sparing(calmPercent)
 			debug.FreeOSMemory()
 			waits = false
 		}

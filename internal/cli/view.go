@@ -31,6 +31,7 @@ type (
 		AllNodePorts   bool     `json:"allNodePorts"` // every address takes them
 		NodePorts      []string `json:"nodePorts,omitempty"`
 		LocalhostPorts bool     `json:"localhostNodePorts"`
+		LocalhostRelay []string `json:"localhostRelay,omitempty"`
 		Pods           []string `json:"pods"`
 		PodInterfaces  []string `json:"podInterfaces,omitempty"`
 	}
@@ -51,6 +52,7 @@ type (
 		Failures     int            `json:"failures"`
 		LastError    string         `json:"lastError,omitempty"`
 		LastDrift    string         `json:"lastDrift,omitempty"`
+		Leftover     string         `json:"leftover,omitempty"`
 		Refusals     map[string]int `json:"refusals"`
 	}
 	sourceView struct {
@@ -146,14 +148,14 @@ func checkViews(s *model.State) []checkView {
 
 func viewOfNode(n model.Node) nodeView {
 	return nodeView{Name: n.Name, Addresses: words(n.Addrs), AllNodePorts: n.NodePorts == nil, NodePorts: words(n.NodePorts),
-		LocalhostPorts: n.LocalhostPort, Pods: words(n.Pods), PodInterfaces: n.PodInterfaces}
+		LocalhostPorts: n.LocalhostPort, LocalhostRelay: words(n.LocalhostRelay), Pods: words(n.Pods), PodInterfaces: n.PodInterfaces}
 }
 
 func viewOfStatus(s control.Status) statusView {
 	a, e := s.About, s.Engine
 	v := statusView{Version: a.Version, PID: a.PID, StartedAt: a.StartedAt, Node: a.Node, Mode: a.Mode, Backend: a.Backend,
 		Frontends: s.Frontends, Pools: s.Pools, Synced: e.Synced, Sources: []sourceView{}, PendingSince: some(e.PendingSince),
-		LastSuccess: some(e.LastSuccess), Generation: e.Generation, Failures: e.Failures, LastError: s.LastError, LastDrift: e.LastDrift,
+		LastSuccess: some(e.LastSuccess), Generation: e.Generation, Failures: e.Failures, LastError: s.LastError, LastDrift: e.LastDrift, Leftover: e.Leftover,
 		Refusals: s.Refusals}
 	for _, src := range a.Sources {
 		v.Sources = append(v.Sources, sourceView{src.Name, src.Synced, src.Objects, some(src.Heard), src.Problem})

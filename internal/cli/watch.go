@@ -15,9 +15,9 @@ import (
 // calm is how long a file must be left alone before it is read again: an editor, or the kubelet, writes in steps.
 const calm = 500 * time.Millisecond
 
-// watchConfig calls changed whenever the content of the configuration file has changed. It watches the directory: a ConfigMap's file is a link
+// watchConfig calls changed whenever the content of the configuration file has changed, at first since it had the fingerprint told. It watches the directory: a ConfigMap's file is a link
 // that is replaced, which a watch on the file itself would miss.
-func watchConfig(ctx context.Context, path string, changed func()) {
+func watchConfig(ctx context.Context, path string, told []byte, changed func()) {
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer w.Close()
@@ -27,9 +27,7 @@ func watchConfig(ctx context.Context, path string, changed func()) {
 		klog.ErrorS(err, "The configuration file is not watched", "path", path)
 		return
 	}
-	told := sum(path)
 	timer := time.NewTimer(calm)
-	timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():

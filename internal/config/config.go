@@ -54,7 +54,8 @@ type Config struct {
 
 	MasqueradeBit int
 	MasqueradeAll bool
-	LocalhostPort bool // NodePorts answer on 127.0.0.1
+	LocalhostPort bool // NodePorts answer on 127.0.0.1, in modes whose rules can do that
+	NoRelay       bool // NodePorts are not relayed from 127.0.0.1 and ::1, in modes whose rules can't
 
 	// Notes are one line each, for the log: what was ignored, what has no effect, what should be known. A log that is not
 	// set up yet can't take them, so that they are handed on.
@@ -79,15 +80,22 @@ type NodePorts struct {
 func (n NodePorts) All() bool { return len(n.Prefixes) == 0 && !n.Primary }
 
 // Config reads the file that --config names, lays it over the flags as kube-proxy does, and checks all of it.
-func (o *Options) Config() (*Config, error) {
+func (o *Options) Config() (*Config, error) { return o.For("") }
+
+// For is Config with another mode than the one that is written. The file is read each time.
+func (o *Options) For(mode string) (*Config, error) {
+	fresh := *o // what follows from the flags is written beside them
+	if mode != "" {
+		fresh.mode, fresh.proxy.Mode = mode, proxyv1alpha1.ProxyMode(mode)
+	}
 	if o.ConfigFile == "" {
-		return o.with(nil)
+		return fresh.with(nil)
 	}
 	f, err := load(o.ConfigFile)
 	if err != nil {
 		return nil, err
 	}
-	return o.with(f)
+	return fresh.with(f)
 }
 
 func (o *Options) with(f *file) (*Config, error) {
@@ -139,6 +147,9 @@ func (o *Options) overlay(c *Config, f *file) error {
 	}
 	flags := c.Proxy
 	c.Proxy = *f.proxy
+	if o.mode != "" {
+		c.Proxy.Mode = proxyv1alpha1.ProxyMode(o.mode)
+	}
 	notes, err := o.fill(&c.Proxy, &flags, f.where)
 	if err != nil {
 		return fmt.Errorf("flags beside the file: %w", err)
@@ -231,6 +242,7 @@ func (c *Config) fold() {
 		c.MasqueradeBit, c.MasqueradeAll = int(*p.NFTables.MasqueradeBit), p.NFTables.MasqueradeAll
 	}
 	c.LocalhostPort = *p.IPTables.LocalhostNodePorts
+	c.NoRelay = c.Gates.refused(LocalhostNodePorts)
 	c.Detect = Detect{Mode: string(p.DetectLocalMode)}
 	set(&c.Detect.Mode, DetectClusterCIDR)
 	switch c.Detect.Mode {

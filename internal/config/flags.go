@@ -19,6 +19,7 @@ type Options struct {
 	Cleanup       bool
 	InitOnly      bool
 
+	mode  string // if any, whatever is written
 	fs    *pflag.FlagSet
 	proxy proxyv1alpha1.KubeProxyConfiguration // what the flags write to; all else is its default
 	own   Fairlead
@@ -86,7 +87,7 @@ func (o *Options) addProcess(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Cleanup, "cleanup", false, "remove every rule of fairlead and of kube-proxy, and exit")
 	fs.BoolVar(&o.InitOnly, "init-only", false, "do what needs full root privileges and exit; run needs CAP_NET_ADMIN only afterwards")
 	fs.StringVar(&o.own.Manifests, "manifests", "", "file or directory of Kubernetes YAML (Services, EndpointSlices, Pods, Nodes) to serve, instead of an API server")
-	fs.StringVar(&o.own.ControlSocket, "control-socket", "", `unix socket for get and explain, or "off" (default /run/fairlead/fairlead.sock)`)
+	fs.StringVar(&o.own.ControlSocket, "control-socket", "", `unix socket for get, explain and switch, or "off" (default /run/fairlead/fairlead.sock)`)
 	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig file; without it the service account of the pod is used")
 	fs.StringVar(&o.master, "master", "", "address of the Kubernetes API server, overrides the one of the kubeconfig")
 	fs.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", c.ClientConnection.ContentType, "content type of requests to the API server")

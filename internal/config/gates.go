@@ -19,12 +19,13 @@ var gateList string
 const (
 	AllowServiceExternalIPs = "AllowServiceExternalIPs"
 	KubeProxyIPVS           = "KubeProxyIPVS"
+	LocalhostNodePorts      = "KubeProxyNFTablesLocalhostNodePorts" // KEP-6032, alpha in 1.37; here on unless it is set to false
 )
 
-// honoured lists the gates that are obeyed: our own two, those of the log, and those of client-go (see [Gates.Client]).
+// honoured lists the gates that are obeyed: our own three, those of the log, and those of client-go (see [Gates.Client]).
 // All others of gates.txt are known, so that one cluster-wide list can be given to every component, and have no effect.
 var honoured = []string{
-	AllowServiceExternalIPs, KubeProxyIPVS, "AllAlpha", "AllBeta",
+	AllowServiceExternalIPs, KubeProxyIPVS, LocalhostNodePorts, "AllAlpha", "AllBeta",
 	"LoggingAlphaOptions", "LoggingBetaOptions", "ContextualLogging",
 	"ClientsAllowCARotation", "ClientsAllowCBOR", "ClientsAllowTLSCacheGC", "ClientsPreferCBOR", "WatchListClient",
 	"InOrderInformers", "InOrderInformersBatchProcess", "AtomicFIFO",
@@ -66,6 +67,12 @@ func (g Gates) Enabled(name string) bool {
 		}
 	}
 	return k.on
+}
+
+// refused tells whether somebody has switched the gate off by its name.
+func (g Gates) refused(name string) bool {
+	on, ok := g[name]
+	return ok && !on
 }
 
 // check finds gates that nobody knows, and locked ones that should change.

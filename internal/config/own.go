@@ -23,7 +23,7 @@ type Fairlead struct {
 	// WatchNodes is which Node objects are watched: "all" (the default), so that no Service can claim a peer's address, or
 	// "own", which saves memory and API traffic in clusters of thousands of nodes.
 	WatchNodes string `json:"watchNodes,omitempty"`
-	// ControlSocket is the unix socket where get and explain ask a running agent. "off" opens none. By default it is
+	// ControlSocket is the unix socket where get, explain and switch reach a running agent. "off" opens none. By default it is
 	// /run/fairlead/fairlead.sock (see control.Path).
 	ControlSocket string `json:"controlSocket,omitempty"`
 	// Manifests is a file or directory of Kubernetes YAML that takes the place of the API server.

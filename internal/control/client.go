@@ -63,6 +63,17 @@ func (c *Client) Explain(ctx context.Context, q explain.Question) (string, error
 	return out, c.ask(ctx, "POST", "/explain", body, &out)
 }
 
+// Switch moves the agent to another mode, and returns when it serves in it, or why it does not.
+func (c *Client) Switch(ctx context.Context, mode string) (Switched, error) {
+	body, err := json.Marshal(mode)
+	if err != nil {
+		return Switched{}, fmt.Errorf("encode the mode: %w", err)
+	}
+	var out Switched
+	err = c.ask(ctx, "POST", "/switch", body, &out)
+	return out, err
+}
+
 func (c *Client) ask(ctx context.Context, method, path string, body []byte, out any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+path, bytes.NewReader(body))
 	if err != nil {

@@ -29,11 +29,18 @@ type Server struct {
 	path   string
 	engine Engine
 	about  func() About
+	turn   func(ctx context.Context, mode string) (Switched, error)
 }
 
 // New makes a server; Run opens its socket. about is called at each question about the status, from any goroutine.
 func New(path string, e Engine, about func() About) *Server {
 	return &Server{path: path, engine: e, about: about}
+}
+
+// Switches lets the server move the agent to another mode, which f does. It returns the server.
+func (s *Server) Switches(f func(ctx context.Context, mode string) (Switched, error)) *Server {
+	s.turn = f
+	return s
 }
 
 // Run answers until ctx ends. A socket that can't be opened is worth one line in the log and nothing else: traffic does not
@@ -61,6 +68,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /status", s.status)
 	mux.HandleFunc("GET /why", s.why)
 	mux.HandleFunc("POST /explain", s.explain)
+	mux.HandleFunc("POST /switch", s.switchTo)
 	return mux
 }
 
@@ -75,7 +83,11 @@ func (s *Server) ask(w http.ResponseWriter, r *http.Request, f func(engine.View)
 	var out any
 	var failed error
 	err := s.engine.Do(r.Context(), func(v engine.View) { out, failed = f(v) })
-	if err = errors.Join(err, failed); err != nil {
+	respond(w, out, errors.Join(err, failed))
+}
+
+func respond(w http.ResponseWriter, out any, err error) {
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -120,6 +132,20 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		res, _ := v.Resolver.(explain.Resolver)
 		return explain.Story(v.State, res, q), nil
 	})
+}
+
+func (s *Server) switchTo(w http.ResponseWriter, r *http.Request) {
+	var mode string
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&mode); err != nil {
+		respond(w, nil, fmt.Errorf("the mode can't be read: %w", err))
+		return
+	}
+	if s.turn == nil {
+		respond(w, nil, errors.New("this agent can't be switched"))
+		return
+	}
+	out, err := s.turn(r.Context(), mode)
+	respond(w, out, err)
 }
 
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
@@ -168,11 +194,26 @@ func Only(s *model.State, service string) *model.State {
 // Choices are the answers to why.
 type Choices = []resolve.Choice
 
+// Switched is what became of a switch to another mode.
+type Switched struct {
+	From, To string
+	Took     time.Duration
+}
+
+// String says it in a line.
+func (s Switched) String() string {
+	if s.From == s.To {
+		return fmt.Sprintf("fairlead serves in %s mode already", s.To)
+	}
+	return fmt.Sprintf("fairlead serves in %s mode now (was %s), %d ms", s.To, s.From, s.Took.Milliseconds())
+}
+
 // About is what the agent knows of itself.
 type About struct {
 	Version   string
 	PID       int
 	Mode      string // dataplane
+	Written   string // the one that a restart would bring
 	Backend   string // of the dataplane, if it has several
 	Node      string
 	Sources   []Source

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -21,6 +22,7 @@ type Resolver interface {
 	Service(types.NamespacedName, *corev1.Service)
 	Slice(types.NamespacedName, *discoveryv1.EndpointSlice)
 	Node(name string, node *corev1.Node)
+	ServiceCIDR(name string, cidr *networkingv1.ServiceCIDR)
 	Addrs([]netip.Addr)
 	Delta() model.Delta      // what all that was told since the last Delta changes
 	Notices() []model.Notice // what people should be told, and was not told before
@@ -30,6 +32,7 @@ type Resolver interface {
 type Config struct {
 	Resolver   Resolver
 	Dataplane  Dataplane
+	Place      string // names what the dataplane writes to, for Switch: of two with one name, neither removes what the other wrote
 	Observers  []Observer
 	Notices    func([]model.Notice) // takes what people should be told, on the engine's goroutine; may be nil
 	MinSync    time.Duration        // from the end of a round to the next, at least; 0 leaves it to what rounds cost
@@ -39,10 +42,11 @@ type Config struct {
 
 // Engine is the one writer.
 type Engine struct {
-	config Config
-	queue  *queue
-	asks   chan ask
-	ended  chan struct{} // closed when Run returns
+	config  Config
+	queue   *queue
+	asks    chan ask
+	changes chan *change
+	ended   chan struct{} // closed when Run returns
 
 	mu     sync.Mutex
 	status Status
@@ -57,6 +61,12 @@ type Engine struct {
 	full     time.Time     // when everything was last applied, or tried
 	debt     time.Duration // work that no idle time has paid off yet; see rest
 	rested   time.Time     // when debt was reckoned
+	fought   time.Duration // a pace for each repair of drift that no idle time has earned back yet; see fight
+	foughtAt time.Time     // when fought was reckoned
+	served   bool          // something was made true
+	unwatch  func()        // ends the watch of the dataplane
+	coming   *change       // being tried
+	leaving  []*leaver
 }
 
 // View is what a question sees. It is valid during the question alone, and nothing in it may be changed.
@@ -80,7 +90,7 @@ func New(c Config) *Engine {
 	if c.Notices == nil {
 		c.Notices = func([]model.Notice) {}
 	}
-	return &Engine{config: c, queue: newQueue(), asks: make(chan ask), ended: make(chan struct{}),
+	return &Engine{config: c, queue: newQueue(), asks: make(chan ask), changes: make(chan *change), unwatch: func() {}, ended: make(chan struct{}),
 		status: Status{Sources: map[string]bool{}}, state: model.NewState(), pending: model.Delta{Full: true}}
 }
 
@@ -118,20 +128,26 @@ func (e *Engine) Run(ctx context.Context) error {
 	defer close(e.ended)
 	e.update(func(s *Status) { s.Started = time.Now() })
 	e.load(ctx)
-	defer e.watch(ctx)()
+	e.unwatch = e.watch(ctx)
 	for ctx.Err() == nil {
+		e.tryAgain(ctx)
 		if e.due() {
 			e.round(ctx)
 		}
+		e.leave(ctx)
 		select {
 		case <-ctx.Done():
 		case <-e.queue.wake:
 			e.drain()
 		case q := <-e.asks:
 			e.answer(q)
+		case c := <-e.takes():
+			e.begin(ctx, c)
+		case <-e.unwanted():
 		case <-e.timer():
 		}
 	}
+	e.end(ctx)
 	return nil
 }
 
@@ -185,6 +201,11 @@ func (e *Engine) resolve() {
 	if len(e.pending.Since) > maxSince {
 		e.pending.Since = e.pending.Since[:maxSince]
 	}
+	e.tell()
+}
+
+// tell hands on what people should be told.
+func (e *Engine) tell() {
 	if n := e.config.Resolver.Notices(); len(n) > 0 {
 		e.config.Notices(n)
 	}

@@ -421,8 +421,14 @@ func TestDrift(t *testing.T) {
 			drift("chain flushed")
 			time.Sleep(10 * ms)
 		}
-		if n := len(r.calls(0)); n < 11 || n > 13 {
-			t.Errorf("%d rounds in 10 s of drift, want about one a second", n-2)
+		if n := len(r.calls(0)); n < 19 || n > 23 {
+			t.Errorf("%d rounds in 10 s of drift, want some at once, then about one a second", n-2)
+		}
+		time.Sleep(time.Minute)
+		n := len(r.calls(0))
+		for i := range 5 { // several in a row are put right at once
+			drift("chain flushed")
+			r.want(n+i+1, 0)
 		}
 	})
 }

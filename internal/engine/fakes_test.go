@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -39,6 +41,7 @@ type resolver struct {
 	held    map[types.NamespacedName]model.Key
 	next    model.Delta
 	notices []model.Notice
+	port    uint16 // of all frontends: a setting
 }
 
 func (r *resolver) Service(n types.NamespacedName, s *corev1.Service) {
@@ -51,7 +54,7 @@ func (r *resolver) Service(n types.NamespacedName, s *corev1.Service) {
 	if s == nil || s.Spec.ClusterIP == "" {
 		return
 	}
-	k := model.Key{IP: netip.MustParseAddr(s.Spec.ClusterIP), Port: 80, Proto: model.TCP}
+	k := model.Key{IP: netip.MustParseAddr(s.Spec.ClusterIP), Port: cmp.Or(r.port, 80), Proto: model.TCP}
 	if r.held == nil {
 		r.held = map[types.NamespacedName]model.Key{}
 	}
@@ -59,8 +62,21 @@ func (r *resolver) Service(n types.NamespacedName, s *corev1.Service) {
 	r.next = r.next.Then(model.Delta{Frontends: []model.Frontend{{Key: k, About: model.About{Service: n.String()}}}})
 }
 
+// setPort changes the setting.
+func (r *resolver) setPort(port uint16) {
+	r.port = port
+	for n, old := range r.held {
+		k := old
+		if k.Port = port; k != old {
+			r.held[n] = k
+			r.next = r.next.Then(model.Delta{GoneFrontends: []model.Key{old}, Frontends: []model.Frontend{{Key: k, About: model.About{Service: n.String()}}}})
+		}
+	}
+}
+
 func (r *resolver) Slice(types.NamespacedName, *discoveryv1.EndpointSlice) { r.calls++ }
 func (r *resolver) Node(string, *corev1.Node)                              { r.calls++ }
+func (r *resolver) ServiceCIDR(string, *networkingv1.ServiceCIDR)          { r.calls++ }
 func (r *resolver) Addrs([]netip.Addr)                                     { r.calls++ }
 
 func (r *resolver) Delta() model.Delta {

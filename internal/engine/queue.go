@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -34,10 +35,14 @@ const (
 	aService itemKind = iota
 	aSlice
 	aNode
+	aServiceCIDR
 	theAddrs
 	aSource
 	aDrift
 )
+
+// fewItems is up to where the room for them is used again.
+const fewItems = 64
 
 func newQueue() *queue {
 	return &queue{wake: make(chan struct{}, 1), items: map[item]func(){}}
@@ -68,7 +73,14 @@ func (q *queue) take() ([]func(), time.Time) {
 	for _, it := range q.order {
 		todo = append(todo, q.items[it])
 	}
-	q.items, q.order, q.since = map[item]func(){}, nil, time.Time{}
+	if len(todo) > fewItems {
+		q.items, q.order = map[item]func(){}, nil // a map keeps the room of the time when it was largest
+	} else {
+		clear(q.items)
+		clear(q.order)
+		q.order = q.order[:0]
+	}
+	q.since = time.Time{}
 	return todo, since
 }
 
@@ -95,6 +107,10 @@ func (s sink) Slice(n types.NamespacedName, obj *discoveryv1.EndpointSlice) {
 
 func (s sink) Node(name string, obj *corev1.Node) {
 	s.e.queue.put(item{aNode, types.NamespacedName{Name: name}}, func() { s.e.config.Resolver.Node(name, obj) })
+}
+
+func (s sink) ServiceCIDR(name string, obj *networkingv1.ServiceCIDR) {
+	s.e.queue.put(item{aServiceCIDR, types.NamespacedName{Name: name}}, func() { s.e.config.Resolver.ServiceCIDR(name, obj) })
 }
 
 func (s sink) Addrs(addrs []netip.Addr) {

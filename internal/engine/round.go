@@ -38,9 +38,15 @@ func (e *Engine) dueAt() (time.Time, bool) {
 	return e.full.Add(e.config.Resync), e.config.Resync > 0
 }
 
-// timer fires when the next round is due; nil, which is never, when none is.
+// timer fires when the next round, or something else, is due; nil, which is never, when nothing is.
 func (e *Engine) timer() <-chan time.Time {
 	at, ok := e.dueAt()
+	if left, owed := e.leaveAt(); owed && (!ok || left.Before(at)) {
+		at, ok = left, true
+	}
+	if e.coming != nil && (!ok || e.coming.next.Before(at)) {
+		at, ok = e.coming.next, true
+	}
 	if !ok {
 		return nil
 	}
@@ -78,7 +84,7 @@ func (e *Engine) succeeded(took time.Duration) {
 	d := e.withGone(e.pending)
 	e.pending = model.Delta{}
 	e.state.Apply(d)
-	e.last, e.failures = time.Now(), 0
+	e.last, e.failures, e.served = time.Now(), 0, true
 	e.next = e.last.Add(max(e.config.MinSync, e.rest(took)))
 	e.update(func(s *Status) {
 		s.Rounds++

@@ -15,6 +15,7 @@ type Status struct {
 	LastSuccess  time.Time       // when the dataplane last did what it was asked; zero when never
 	LastError    error           // of the last round; nil after a success
 	LastDrift    string          // what somebody else last changed of ours
+	Leftover     string          // what dataplanes that serve no more have left, and why it can't be removed yet; empty when there is nothing
 	Failures     int             // failed rounds since the last success
 	Rounds       uint64          // times that the dataplane was asked
 	Generation   uint64          // times that it did as asked: the age of the state

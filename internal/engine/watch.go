@@ -47,6 +47,10 @@ func (e *Engine) keepWatching(ctx context.Context, w Watcher) {
 	}
 }
 
+// fights is how many repairs may follow each other without rest; idle time earns them back. Who goes on after that fights us,
+// as a second proxy on the node would: then it is one repair each pace.
+const fights = 10
+
 // drifted sends everything again: at once, but not faster than the pace when somebody keeps fighting us.
 func (e *Engine) drifted(what string) {
 	klog.InfoS("Somebody else changed what is ours; putting it right", "what", what)
@@ -56,8 +60,19 @@ func (e *Engine) drifted(what string) {
 			o.Drifted(what)
 		}
 	}
+	if e.pending.Full {
+		return // it is about to be
+	}
 	e.everything()
-	if at := e.full.Add(pace); at.After(e.next) {
+	if at := e.full.Add(e.fight()); at.After(e.next) {
 		e.next = at
 	}
+}
+
+// fight counts a repair, and tells how long after the last one it is made.
+func (e *Engine) fight() time.Duration {
+	now := time.Now()
+	e.fought = min(max(0, e.fought-now.Sub(e.foughtAt))+pace, (fights+1)*pace)
+	e.foughtAt = now
+	return max(0, e.fought-fights*pace)
 }

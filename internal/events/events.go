@@ -26,10 +26,12 @@ type Recorder interface {
 
 // The reasons of what is told about the node; Starting is kube-proxy's word.
 const (
-	Starting    = "Starting"
-	ApplyFails  = "ApplyFails"  // writes to the kernel go on failing
-	ApplyWorks  = "ApplyWorks"  // again, after ApplyFails
-	DriftRepair = "DriftRepair" // somebody else had changed what is ours
+	Starting     = "Starting"
+	ApplyFails   = "ApplyFails"   // writes to the kernel go on failing
+	ApplyWorks   = "ApplyWorks"   // again, after ApplyFails
+	DriftRepair  = "DriftRepair"  // somebody else had changed what is ours
+	Switched     = "Switched"     // another mode serves
+	ConfigFailed = "ConfigFailed" // a changed configuration can't be used
 )
 
 const (
@@ -68,6 +70,11 @@ func New(c Config) *Teller {
 // Starting tells that fairlead starts.
 func (t *Teller) Starting(what string) {
 	t.tell(corev1.EventTypeNormal, model.Notice{Reason: Starting, Message: what})
+}
+
+// Switched tells that another mode serves.
+func (t *Teller) Switched(what string) {
+	t.tell(corev1.EventTypeNormal, model.Notice{Reason: Switched, Message: what})
 }
 
 // Notices tells what is wrong with Services, or with the node.

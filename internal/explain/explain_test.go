@@ -123,6 +123,44 @@ answer     refuse with a TCP reset: 10.96.0.99 is the ClusterIP of default/none,
 	}
 }
 
+// TestRelay: on loopback addresses the relay of localhost answers for TCP, and nobody for the rest.
+func TestRelay(t *testing.T) {
+	s := world()
+	s.Node.LocalhostRelay = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	udp := s.Frontends[model.Key{IP: netip.IPv4Unspecified(), Port: 30080, Proto: model.TCP}]
+	udp.Key.Proto = model.UDP
+	s.Frontends[udp.Key] = udp
+	for packet, want := range map[string]string{
+		"127.0.0.1 -> 127.0.0.1:30080": `
+packet     127.0.0.1 -> 127.0.0.1:30080/tcp
+origin     node: this node itself sends it
+frontend   0.0.0.0:30080/tcp, NodePort of default/web (127.0.0.1 is an address of this node)
+route      by the relay of localhost, in the agent: pool default/web/tcp v4 cluster, the client is hidden from the backend, refuse while it is empty
+answer     forward to 10.244.2.20:80, which sees an address of this node
+`,
+		"127.0.0.1 -> 127.0.0.2:30080/udp": `
+packet     127.0.0.1 -> 127.0.0.2:30080/udp
+origin     node: this node itself sends it
+frontend   0.0.0.0:30080/udp, NodePort of default/web (127.0.0.2 is an address of this node)
+route      none on loopback addresses
+answer     refuse with ICMP port unreachable: on loopback addresses NodePorts are relayed, which is for TCP alone
+`,
+		"127.0.0.1 -> 127.0.0.2:30080": `
+packet     127.0.0.1 -> 127.0.0.2:30080/tcp
+origin     node: this node itself sends it
+answer     pass: of the loopback addresses, NodePorts answer on 127.0.0.1 only; fairlead has no part in it
+`,
+	} {
+		q, err := Parse(strings.Fields(packet)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(strings.TrimPrefix(want, "\n"), Story(s, reasons{}, q)); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", packet, diff)
+		}
+	}
+}
+
 // TestStoryOfKernel has no reasons to tell.
 func TestStoryOfKernel(t *testing.T) {
 	q, err := Parse("10.244.3.5 -> 10.96.0.10:53/udp")

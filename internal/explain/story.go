@@ -93,8 +93,20 @@ func (t *telling) asNodePort() string {
 	return fmt.Sprintf(" (%s is an address of this node)", t.packet.Dst.Addr())
 }
 
+// relayed tells whether a NodePort is asked for where the relay of localhost has its say.
+func (t *telling) relayed() bool {
+	to := t.packet.Dst.Addr()
+	return t.decision.Frontend.Key.NodePort() && to.IsLoopback() && t.state.Node.RelaysLocalhost(to.Is6())
+}
+
 func (t *telling) route() string {
 	r := t.decision.Route
+	switch {
+	case t.relayed() && t.packet.Proto != model.TCP:
+		return "none on loopback addresses"
+	case t.relayed():
+		return fmt.Sprintf("by the relay of localhost, in the agent: pool %s, the client is hidden from the backend, refuse while it is empty", r.Pool)
+	}
 	sees := "the client is seen by the backend"
 	if r.SNAT {
 		sees = "the client is hidden from the backend"
@@ -158,7 +170,7 @@ func (t *telling) sticky() string {
 // endpoints lists each endpoint of the port, the ones that are out too.
 func (t *telling) endpoints(why Resolver) {
 	f := t.decision.Frontend
-	if f == nil {
+	if f == nil || t.relayed() && t.packet.Proto != model.TCP {
 		return
 	}
 	pool := t.state.Pools[t.decision.Route.Pool]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,6 +25,7 @@ type ServerConfig struct {
 type Server struct {
 	c       ServerConfig
 	started time.Time
+	period  atomic.Int64 // SyncPeriod, as it is now
 }
 
 // NewServer makes a server. Run opens its port.
@@ -32,8 +34,13 @@ func NewServer(c ServerConfig) *Server {
 	if c.Asked == nil {
 		c.Asked = func(string, int) {}
 	}
-	return &Server{c: c, started: time.Now()}
+	s := &Server{c: c, started: time.Now()}
+	s.SetSyncPeriod(c.SyncPeriod)
+	return s
 }
+
+// SetSyncPeriod changes how long a change may wait.
+func (s *Server) SetSyncPeriod(d time.Duration) { s.period.Store(int64(d)) }
 
 // Run serves until ctx ends. It returns an error only when the port can't be opened and HardFail is set.
 func (s *Server) Run(ctx context.Context) error { return s.c.Port.Serve(ctx, s.handler()) }
@@ -41,7 +48,7 @@ func (s *Server) Run(ctx context.Context) error { return s.c.Port.Serve(ctx, s.h
 // Healthy tells whether no change waits for too long.
 func (s *Server) Healthy() bool { return s.c.Status().healthy(time.Now(), s.limit()) }
 
-func (s *Server) limit() time.Duration { return 2 * s.c.SyncPeriod }
+func (s *Server) limit() time.Duration { return 2 * time.Duration(s.period.Load()) }
 
 func (s *Server) handler() http.Handler {
 	families := families(s.c.V4, s.c.V6)

@@ -14,7 +14,10 @@ import (
 	"strings"
 	"time"
 
+	"fairlead/internal/kernel"
 	"fairlead/internal/model"
+
+	"golang.org/x/sys/unix"
 )
 
 // AgentConfig says how to run the program that the lab is there to try.
@@ -93,7 +96,8 @@ func (a *Agent) Spawn() (err error) {
 	}
 	cmd := exec.Command(a.Config.Binary, a.args()...)
 	cmd.Stdout, cmd.Stderr = a.Log, a.Log
-	cmd.Env = append(a.Node.environ(), a.Config.Env...)
+	cmd.Env = append(a.Node.agentEnviron(a.Config.Mode), kernel.FaultFile+"="+a.FaultFile())
+	cmd.Env = append(cmd.Env, a.Config.Env...)
 	a.proc, err = a.Node.Start(cmd)
 	return err
 }
@@ -121,6 +125,19 @@ func (a *Agent) Kill() {
 	}
 }
 
+// Freeze makes the agent stand still (SIGSTOP), and Thaw lets it go on.
+func (a *Agent) Freeze() error { return a.signal(unix.SIGSTOP) }
+
+// Thaw ends Freeze.
+func (a *Agent) Thaw() error { return a.signal(unix.SIGCONT) }
+
+func (a *Agent) signal(s unix.Signal) error {
+	if !a.Running() {
+		return fmt.Errorf("the agent on %s is not running", a.Node.Name)
+	}
+	return unix.Kill(a.Pid(), s)
+}
+
 // Stop is SIGTERM; it returns how long the agent took to end.
 func (a *Agent) Stop(patience time.Duration) (time.Duration, error) {
 	if a.proc == nil {
@@ -137,9 +154,51 @@ func (a *Agent) Ask(ctx context.Context, args ...string) (string, error) {
 	return a.Run(ctx, append(args, "--control-socket", a.socket())...)
 }
 
+// FaultFile is the switch that makes the agent's next write into the kernel fail: see [kernel.TryFault].
+func (a *Agent) FaultFile() string { return filepath.Join(a.Node.world.dir, a.Node.Name+".fault") }
+
+// failPeriod is the time in which the switch of FailOften is turned on and off once.
+const failPeriod = 100 * time.Millisecond
+
+// FailOften has the switch on for that share of the time, until the end of the world. Half of the writes fail when they have taken effect.
+func (a *Agent) FailOften(share float64) {
+	ctx := a.Node.world.ctx
+	on := time.Duration(share * float64(failPeriod))
+	a.Node.running.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			_ = os.WriteFile(a.FaultFile(), []byte([]string{"before", "after"}[i%2]), 0o600) // the directory goes at the end of the world
+			sleep(ctx, on)
+			_ = os.Remove(a.FaultFile())
+			sleep(ctx, failPeriod-on)
+		}
+	})
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 // Run runs another command of the agent's program on its node.
 func (a *Agent) Run(ctx context.Context, args ...string) (string, error) {
-	return a.Node.Exec(ctx, nil, a.Config.Binary, args...)
+	return a.Node.Fairlead(ctx, a.Config.Mode, a.Config.Binary, args...)
+}
+
+// Fairlead runs a command of the program in the actor's namespace, in the environment in which an agent of that mode runs.
+func (a *Actor) Fairlead(ctx context.Context, mode, binary string, args ...string) (string, error) {
+	return a.exec(ctx, nil, a.agentEnviron(mode), binary, args...)
+}
+
+// agentEnviron is the environment of agents of a mode. That of nftables speaks to the kernel by itself: it finds no program in its
+// PATH, neither nft nor iptables, always.
+func (a *Actor) agentEnviron(mode string) []string {
+	env := a.environ()
+	if mode == "nftables" {
+		env = append(env, "PATH="+filepath.Join(a.world.dir, "no-programs")) // which is not there
+	}
+	return env
 }
 
 // Get asks an HTTP server from inside the actor's namespace.

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -14,6 +15,12 @@ type Load struct {
 
 	mu     sync.Mutex
 	report Report
+	begun  []trial // when each call began, and how it ended
+}
+
+type trial struct {
+	at   time.Time
+	good bool
 }
 
 // Report is what a load saw.
@@ -24,11 +31,17 @@ type Report struct {
 	Slowest  time.Duration  // of the answered ones
 	Bad      []Answer       // those that did not end as wanted, the first twenty
 	BadCount int
+
+	// Gap is the longest time in which calls went wrong: from the beginning of the first to that of the first which was right again.
+	Gap time.Duration
 }
 
 // String sums the report up in a line or two.
 func (r Report) String() string {
 	s := fmt.Sprintf("%d calls, %d of them bad; by backend %v; slowest answer %s", r.Calls, r.BadCount, r.By, r.Slowest.Round(time.Millisecond))
+	if r.BadCount > 0 {
+		s += fmt.Sprintf("; longest gap %s", r.Gap.Round(time.Millisecond))
+	}
 	for _, a := range r.Bad {
 		s += fmt.Sprintf("\n  %s %s -> %s", a.At.Format("15:04:05.000"), a.Local, a)
 	}
@@ -75,14 +88,15 @@ func (c Call) StartLoad(rate int, want func(Answer) bool) *Load {
 func (l *Load) add(a Answer, want func(Answer) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := &l.report
+	r, good := &l.report, want(a)
 	r.Calls++
+	l.begun = append(l.begun, trial{a.At, good})
 	r.Outcomes[a.Outcome]++
 	if a.Outcome == Answered {
 		r.By[a.By]++
 		r.Slowest = max(r.Slowest, a.Took)
 	}
-	if !want(a) {
+	if !good {
 		r.BadCount++
 		if len(r.Bad) < 20 {
 			r.Bad = append(r.Bad, a)
@@ -103,5 +117,21 @@ func (l *Load) Stop() Report {
 	l.done.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.report.Gap = longestGap(l.begun, time.Now())
 	return l.report
+}
+
+// longestGap is the longest time in which calls went wrong. They end in another order than that in which they began.
+func longestGap(calls []trial, end time.Time) (longest time.Duration) {
+	slices.SortFunc(calls, func(a, b trial) int { return a.at.Compare(b.at) })
+	var since time.Time
+	for _, c := range append(calls, trial{end, true}) {
+		switch {
+		case !c.good && since.IsZero():
+			since = c.at
+		case c.good && !since.IsZero():
+			longest, since = max(longest, c.at.Sub(since)), time.Time{}
+		}
+	}
+	return longest
 }

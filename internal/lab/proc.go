@@ -19,10 +19,14 @@ import (
 
 // Exec runs a program inside the actor's namespace and returns what it wrote to either stream.
 func (a *Actor) Exec(ctx context.Context, stdin io.Reader, name string, args ...string) (string, error) {
+	return a.exec(ctx, stdin, a.environ(), name, args...)
+}
+
+func (a *Actor) exec(ctx context.Context, stdin io.Reader, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, a.lookPath(name), args...)
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &out
-	cmd.Env = a.environ()
+	cmd.Env = env
 	err := a.Do(cmd.Run)
 	if err != nil {
 		err = fmt.Errorf("%s in %s: %w", name, a.Name, err)

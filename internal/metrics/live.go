@@ -33,7 +33,8 @@ type RuleCounter interface {
 	RuleCounts() (total, last map[string][2]int)
 }
 
-// PacketCounter is a dataplane whose kernel counts packets. The names are kube-proxy's nfacct objects.
+// PacketCounter is a dataplane whose kernel counts packets, of both families together. The names are those below; what a
+// dataplane does not count is not ok.
 type PacketCounter interface {
 	Packets(name string) (packets uint64, ok bool)
 }
@@ -46,7 +47,7 @@ const (
 // live collects what is not counted but looked up.
 type live struct {
 	Live
-	mode     string
+	mode     *mode
 	families []string
 
 	mu   sync.Mutex
@@ -55,7 +56,7 @@ type live struct {
 
 	lastQueued, noLocal, iptTotal, iptLast                     *prometheus.Desc
 	endpointsTotal, endpointsWait, servicesTotal, servicesWait *prometheus.Desc
-	invalid, localhost                                         *prometheus.Desc
+	invalid, localhost, invalidOwn, refused                    *prometheus.Desc
 	frontends, pools, backends, refusals                       *prometheus.Desc
 	synced, heard, events, pendingSince                        *prometheus.Desc
 }
@@ -74,7 +75,7 @@ func newLive(c Config, families []string) *live {
 	d := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
-	return &live{Live: c.Live, mode: c.Mode, families: families,
+	return &live{Live: c.Live, mode: newMode(c.Mode), families: families,
 		lastQueued:     d("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a source last told something.", ipFamily),
 		noLocal:        d("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local, and endpoints, but none here.", "traffic_policy", ipFamily),
 		endpointsTotal: d("kubeproxy_sync_proxy_rules_endpoint_changes_total", "EndpointSlice changes told."),
@@ -85,6 +86,8 @@ func newLive(c Config, families []string) *live {
 		iptLast:        d("kubeproxy_sync_proxy_rules_iptables_last", "iptables rules written in the last round.", "table", ipFamily),
 		invalid:        d("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped since conntrack found them invalid."),
 		localhost:      d("kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "Packets to NodePorts on 127.0.0.0/8."),
+		invalidOwn:     d("fairlead_invalid_dropped_packets_total", "Packets dropped since conntrack found them invalid."),
+		refused:        d("kubeproxy_nftables_localhost_nodeport_rejected_packets_total", "Packets to NodePorts on loopback addresses, of protocols that are not relayed.", "protocol"),
 		frontends:      d("fairlead_frontends", "Addresses and ports that are served.", ipFamily),
 		pools:          d("fairlead_pools", "Sets of backends.", ipFamily),
 		backends:       d("fairlead_backends", "Backends, counted once in each of their pools.", ipFamily),
@@ -115,7 +118,7 @@ func (l *live) Collect(ch chan<- prometheus.Metric) {
 			gauge(ch, l.noLocal, s.stats.NoLocal.Internal[i], "internal", f)
 			gauge(ch, l.noLocal, s.stats.NoLocal.External[i], "external", f)
 		}
-		if l.mode == "iptables" {
+		if l.mode.is("iptables") {
 			for table, n := range s.total {
 				gauge(ch, l.iptTotal, n[i], table, f)
 			}
@@ -133,17 +136,39 @@ func (l *live) Collect(ch chan<- prometheus.Metric) {
 			gauge(ch, l.refusals, n, reason)
 		}
 	}
+	l.packets(ch, s.packets)
+}
+
+// packets tells what the kernel counts, where the dataplane knows.
+func (l *live) packets(ch chan<- prometheus.Metric, counted map[string]uint64) {
 	for name, desc := range map[string]*prometheus.Desc{acctInvalid: l.invalid, acctLocalhost: l.localhost} {
-		if n, ok := s.packets[name]; ok && l.mode == "iptables" {
+		if n, ok := counted[name]; ok && l.mode.is("iptables") {
 			counter(ch, desc, n)
+		}
+	}
+	if n, ok := counted[invalidDropped]; ok {
+		counter(ch, l.invalidOwn, n)
+	}
+	for _, protocol := range refusedProtocols {
+		if n, ok := counted[refusedPrefix+protocol]; ok {
+			counter(ch, l.refused, n, protocol)
 		}
 	}
 }
 
-// kube-proxy's nfacct objects (k8s.io/kubernetes/pkg/proxy/metrics).
+// What dataplanes count: kube-proxy's nfacct objects in iptables mode (k8s.io/kubernetes/pkg/proxy/metrics), and counters of
+// our own in nftables mode.
 const (
 	acctInvalid   = "ct_state_invalid_dropped_pkts"
 	acctLocalhost = "localhost_nps_accepted_pkts"
+
+	invalidDropped = "invalid-dropped"
+	refusedPrefix  = "localhost-refused-" // and the protocol: packets to NodePorts on loopback addresses, where the relay has TCP alone
+)
+
+var (
+	refusedProtocols = []string{"udp", "sctp"}
+	packetNames      = []string{acctInvalid, acctLocalhost, invalidDropped, refusedPrefix + refusedProtocols[0], refusedPrefix + refusedProtocols[1]}
 )
 
 // status tells what can be asked without the engine's goroutine.
@@ -210,7 +235,7 @@ func see(v engine.View) *seen {
 		s.total, s.last = c.RuleCounts()
 	}
 	if c, ok := v.Dataplane.(PacketCounter); ok {
-		for _, name := range []string{acctInvalid, acctLocalhost} {
+		for _, name := range packetNames {
 			if n, ok := c.Packets(name); ok {
 				s.packets[name] = n
 			}

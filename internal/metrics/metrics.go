@@ -20,7 +20,7 @@ import (
 
 // Config says what there is to count.
 type Config struct {
-	Mode              string // "iptables" and so on: kube-proxy's metrics of one mode are there in that mode only
+	Mode              string // "iptables" and so on, at the start; see SetMode
 	V4, V6            bool   // families that are served
 	Version, Revision string
 	Live              Live
@@ -29,7 +29,7 @@ type Config struct {
 // Metrics is an engine.Observer, also of failures and of drift. Its methods may be called from any goroutine.
 type Metrics struct {
 	registry *prometheus.Registry
-	mode     string
+	mode     *mode
 	families []string
 
 	sync, syncFull, syncPartial *prometheus.HistogramVec
@@ -40,6 +40,8 @@ type Metrics struct {
 	flowsDeleted                *prometheus.CounterVec
 	restoreFailed               *prometheus.CounterVec
 	partialFailed               *prometheus.CounterVec
+	relayListening              *prometheus.GaugeVec
+	relayFailed                 *prometheus.CounterVec
 
 	rounds     *prometheus.CounterVec
 	apply      *prometheus.HistogramVec
@@ -74,7 +76,7 @@ var (
 
 // New makes a registry of its own, with everything in it.
 func New(c Config) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), mode: c.Mode}
+	m := &Metrics{registry: prometheus.NewRegistry(), mode: newMode(c.Mode)}
 	for _, v6 := range []bool{false, true} {
 		if v6 && c.V6 || !v6 && c.V4 {
 			m.families = append(m.families, family(v6))
@@ -82,8 +84,10 @@ func New(c Config) *Metrics {
 	}
 	m.kubeProxy()
 	m.own(c)
-	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		newLive(c, m.families))
+	l := newLive(c, m.families)
+	l.mode = m.mode
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), l)
+	m.SetMode(c.Mode)
 	return m
 }
 
@@ -99,16 +103,12 @@ func (m *Metrics) kubeProxy() {
 	m.livez = m.counter("kubeproxy_proxy_livez_total", "Answers of /livez.", "code")
 	m.flowRound = m.histogram("kubeproxy_conntrack_reconciler_sync_duration_seconds", "Duration of a look for stale conntrack entries.", syncBuckets, ipFamily)
 	m.flowsDeleted = m.counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted.", ipFamily)
-	if m.mode == "iptables" {
-		m.restoreFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Failed writes of everything.", ipFamily)
-		m.partialFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "Failed writes of changes.", ipFamily)
-	}
+	m.restoreFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Failed writes of everything.", ipFamily)
+	m.partialFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "Failed writes of changes.", ipFamily)
+	m.relayListening = m.gauge("kubeproxy_nftables_localhost_nodeport_listeners", "NodePorts that are relayed from the family's loopback address now.", ipFamily)
+	m.relayFailed = m.counter("kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "Listeners for that, that could not be opened.", ipFamily)
 	for _, f := range m.families { // a counter that never counted is 0, not absent
 		m.flowsDeleted.WithLabelValues(f)
-		if m.mode == "iptables" {
-			m.restoreFailed.WithLabelValues(f)
-			m.partialFailed.WithLabelValues(f)
-		}
 	}
 	for _, code := range []string{"200", "503"} {
 		m.healthz.WithLabelValues(code)
@@ -192,7 +192,7 @@ func concerns(d model.Delta, fam string) bool {
 // Failed counts a write that failed.
 func (m *Metrics) Failed(_ error, d model.Delta) {
 	m.rounds.WithLabelValues(failed).Inc()
-	if m.mode != "iptables" {
+	if !m.mode.is("iptables") {
 		return
 	}
 	for _, f := range m.families {
@@ -208,7 +208,7 @@ func (m *Metrics) Failed(_ error, d model.Delta) {
 func (m *Metrics) Drifted(what string) { m.drift.WithLabelValues(driftObject(what)).Inc() }
 
 // driftObjects is what a stranger can have changed.
-var driftObjects = []string{"table", "chain", "jump", "rule", "other"}
+var driftObjects = []string{"table", "chain", "jump", "rule", "set", "element", "counter", "other"}
 
 // driftObject is the object that a watcher's words begin with: "chain KUBE-SERVICES of ip nat was deleted", "a rule was …".
 func driftObject(what string) string {
@@ -244,6 +244,14 @@ func (m *Metrics) HealthAnswer(path string, code int) {
 		byCode.WithLabelValues(strconv.Itoa(code)).Inc()
 	}
 }
+
+// RelayListening says how many NodePorts are relayed from the loopback address of a family.
+func (m *Metrics) RelayListening(v6 bool, number int) {
+	m.relayListening.WithLabelValues(family(v6)).Set(float64(number))
+}
+
+// RelayFailed counts a listener of the relay that could not be opened.
+func (m *Metrics) RelayFailed(v6 bool) { m.relayFailed.WithLabelValues(family(v6)).Inc() }
 
 // CheckPortFailures says how many Services have a health-check node port that can't be opened.
 func (m *Metrics) CheckPortFailures(services int) { m.checkPorts.Set(float64(services)) }

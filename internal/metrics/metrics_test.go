@@ -91,6 +91,9 @@ func full() *Metrics {
 		m.HealthAnswer(path, code)
 	}
 	m.CheckPortFailures(2)
+	m.RelayListening(false, 3)
+	m.RelayListening(false, 2)
+	m.RelayFailed(true)
 	return m
 }
 
@@ -175,6 +178,9 @@ fairlead_conntrack_rounds_total{result="ok"} 1
 # TYPE fairlead_frontends gauge
 fairlead_frontends{ip_family="IPv4"} 1
 fairlead_frontends{ip_family="IPv6"} 0
+# HELP fairlead_invalid_dropped_packets_total Packets dropped since conntrack found them invalid.
+# TYPE fairlead_invalid_dropped_packets_total counter
+fairlead_invalid_dropped_packets_total 15
 # HELP fairlead_notices_total What people were told of a Service or the node, by reason.
 # TYPE fairlead_notices_total counter
 fairlead_notices_total{reason="NodeAddress"} 2
@@ -185,6 +191,16 @@ fairlead_refusals{reason="NodeAddress"} 5
 # TYPE fairlead_rounds_total counter
 fairlead_rounds_total{result="failed"} 1
 fairlead_rounds_total{result="ok"} 2
+# HELP kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total Listeners for that, that could not be opened.
+# TYPE kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total counter
+kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv6"} 1
+# HELP kubeproxy_nftables_localhost_nodeport_listeners NodePorts that are relayed from the family's loopback address now.
+# TYPE kubeproxy_nftables_localhost_nodeport_listeners gauge
+kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 2
+# HELP kubeproxy_nftables_localhost_nodeport_rejected_packets_total Packets to NodePorts on loopback addresses, of protocols that are not relayed.
+# TYPE kubeproxy_nftables_localhost_nodeport_rejected_packets_total counter
+kubeproxy_nftables_localhost_nodeport_rejected_packets_total{protocol="sctp"} 22
+kubeproxy_nftables_localhost_nodeport_rejected_packets_total{protocol="udp"} 21
 # HELP kubeproxy_sync_proxy_rules_iptables_last iptables rules written in the last round.
 # TYPE kubeproxy_sync_proxy_rules_iptables_last gauge
 kubeproxy_sync_proxy_rules_iptables_last{ip_family="IPv4",table="nat"} 4
@@ -238,6 +254,9 @@ func TestLess(t *testing.T) {
 	m := New(Config{Mode: "nftables", V4: true})
 	m.Applied(delta(), time.Millisecond)
 	m.Failed(errors.New("busy"), delta())
+	if families(t, m)["kubeproxy_nftables_localhost_nodeport_listeners"] == nil {
+		t.Error("in nftables mode a relay without listeners has 0 of them")
+	}
 	for name, f := range families(t, m) {
 		if strings.Contains(name, "iptables") {
 			t.Errorf("%s in nftables mode", name)
@@ -321,8 +340,10 @@ func TestDriftObject(t *testing.T) {
 		"chain KUBE-SERVICES of ip nat was deleted by nft (process 7)": "chain",
 		"a rule was deleted from chain KUBE-SVC-X of ip nat":           "rule",
 		"a jump to KUBE-SERVICES was deleted":                          "jump",
-		"table ip nat has 4 entries, it had 40":                        "table",
-		"events were lost":                                             "other",
+		"table ip fairlead was deleted, and 125 more changes":          "table",
+		"element 10.96.0.10:80/tcp was deleted from services":          "element",
+		"set services of ip fairlead was deleted":                      "set",
+		"events were lost": "other",
 	} {
 		if got := driftObject(what); got != want {
 			t.Errorf("%q is a change of %q, want %q", what, got, want)

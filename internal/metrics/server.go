@@ -42,7 +42,7 @@ func (m *Metrics) handler(c ServerConfig) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, "ok") })
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, m.mode) })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, m.mode.String()) })
 	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
 		if c.Configz == nil {
 			http.Error(w, "no configuration is known", http.StatusNotFound)

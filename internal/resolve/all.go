@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/model"
@@ -17,6 +18,7 @@ type Input struct {
 	Slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
 	Nodes    map[string]*corev1.Node
 	Addrs    []netip.Addr // of this machine's interfaces
+	CIDRs    map[string]*networkingv1.ServiceCIDR
 }
 
 // All resolves everything from scratch, without an index: the dumb twin of [Resolver]. Tests hold the two together; it is
@@ -34,9 +36,16 @@ func all(c Config, in Input) (*model.State, []model.Notice, NoLocal) {
 		own = readNode(n)
 	}
 	here := place(c, own, cleanAddrs(in.Addrs))
+	cidrs := map[string]serviceCIDR{}
+	for name, cidr := range in.CIDRs {
+		if cidr != nil {
+			cidrs[name] = readServiceCIDR(cidr)
+		}
+	}
+	here.keep(cidrs)
 	state.Node = here.node
 
-	notices := c.notices()
+	notices := nodeNotices(c, cidrs)
 	var noLocal NoLocal
 	for _, s := range crowd.services {
 		rows, said := here.resolve(s, crowd)
@@ -69,10 +78,10 @@ func newCrowd(c Config, in Input) *crowd {
 		if obj == nil {
 			continue
 		}
-		s := &service{nn: nn, name: nn.String(), obj: obj}
+		s := &service{name: nn.String(), facts: readService(obj)}
 		for at, slice := range in.Slices {
 			if slice != nil && at.Namespace == nn.Namespace && nn.Name != "" && slice.Labels[discoveryv1.LabelServiceName] == nn.Name {
-				s.slices = append(s.slices, slice)
+				s.slices = append(s.slices, readSlice(slice))
 			}
 		}
 		slices.SortFunc(s.slices, compareSliceNames)
@@ -89,7 +98,7 @@ func newCrowd(c Config, in Input) *crowd {
 func (w *crowd) clusterIPOf(ip netip.Addr, s *service) (string, bool) {
 	var owners []string
 	for _, o := range w.services {
-		for _, wish := range w.config.wishes(o.obj, nil) {
+		for _, wish := range w.config.wishes(o.facts, nil) {
 			if o != s && wish.kind == kindClusterIP && wish.key.IP == ip {
 				owners = append(owners, o.name)
 			}
@@ -117,7 +126,7 @@ func (w *crowd) nodeOf(ip netip.Addr) (string, bool) {
 func (w *crowd) wishers(k model.Key) []claim {
 	var out []claim
 	for _, o := range w.services {
-		for _, wish := range w.config.wishes(o.obj, nil) {
+		for _, wish := range w.config.wishes(o.facts, nil) {
 			if wish.key == k {
 				out = append(out, claim{o, wish.kind})
 			}
@@ -144,7 +153,7 @@ func (w *crowd) healthLoser(port uint16, s *service) (string, bool) {
 	}
 	var rivals []*service
 	for _, o := range w.services {
-		if w.config.healthPort(o.obj, nil) == port {
+		if w.config.healthPort(o.facts, nil) == port {
 			rivals = append(rivals, o)
 		}
 	}

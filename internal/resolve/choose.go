@@ -1,12 +1,6 @@
 package resolve
 
-import (
-	"slices"
-
-	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"fairlead/internal/model"
-)
+import "fairlead/internal/model"
 
 // topology is what the choice of the cluster pool went by.
 type topology string
@@ -86,7 +80,7 @@ func (h *here) hinted(es []endpoint, by topology) bool {
 		if e.twin != nil || !e.ready {
 			continue
 		}
-		if !hasHint(e.from.Hints, by) {
+		if e.site.Value().hint(by) == "" {
 			return false
 		}
 		fit = fit || h.fits(e, by, "")
@@ -94,21 +88,24 @@ func (h *here) hinted(es []endpoint, by topology) bool {
 	return fit
 }
 
-func hasHint(hints *discoveryv1.EndpointHints, by topology) bool {
-	return hints != nil && (by == byNodeHint && len(hints.ForNodes) > 0 || by == byZoneHint && len(hints.ForZones) > 0)
+// hint is the hint of one sort.
+func (s site) hint(by topology) hint {
+	if by == byNodeHint {
+		return s.forNodes
+	}
+	return s.forZones
 }
 
 func (h *here) fits(e *endpoint, by topology, key string) bool {
-	hints := e.from.Hints
 	switch by {
 	case byNoKey:
 		return false
 	case byKey:
-		return key == keyAny || key == keyHostname && e.local || key == keyZone && h.zone != "" && e.from.Zone != nil && *e.from.Zone == h.zone
+		return key == keyAny || key == keyHostname && e.local || key == keyZone && h.zone != "" && e.site.Value().zone == h.zone
 	case byNodeHint:
-		return hints != nil && h.NodeName != "" && slices.ContainsFunc(hints.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == h.NodeName })
+		return h.NodeName != "" && e.site.Value().forNodes.has(h.NodeName)
 	case byZoneHint:
-		return hints != nil && h.zone != "" && slices.ContainsFunc(hints.ForZones, func(z discoveryv1.ForZone) bool { return z.Name == h.zone })
+		return h.zone != "" && e.site.Value().forZones.has(h.zone)
 	}
 	return true
 }
@@ -137,7 +134,7 @@ func pool(id model.PoolID, es []endpoint, p policy) model.Pool {
 		out.Draining = make([]model.Backend, 0, draining)
 	}
 	for i := range es {
-		b := model.Backend{Addr: es[i].addr, Local: es[i].local}
+		b := model.Backend{Addr: es[i].at, Local: es[i].local}
 		if chosen(&es[i]) {
 			out.Backends = append(out.Backends, b)
 		} else if es[i].twin == nil && es[i].serving {

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"fairlead/internal/model"
 )
@@ -25,11 +26,13 @@ func (a claim) beats(b claim) bool {
 }
 
 func compareSeniority(a, b *service) int {
-	return cmp.Or(a.obj.CreationTimestamp.Time.Compare(b.obj.CreationTimestamp.Time), compareNames(a, b))
+	return cmp.Or(cmp.Compare(a.facts.created, b.facts.created), compareNames(a, b))
 }
 
 func compareNames(a, b *service) int {
-	return cmp.Or(cmp.Compare(a.nn.Namespace, b.nn.Namespace), cmp.Compare(a.nn.Name, b.nn.Name))
+	aspace, aname, _ := strings.Cut(a.name, "/")
+	bspace, bname, _ := strings.Cut(b.name, "/")
+	return cmp.Or(cmp.Compare(aspace, bspace), cmp.Compare(aname, bname))
 }
 
 // index lists who has something to do with a key, in no order. Nearly every key concerns one; only for the others is there a

@@ -17,7 +17,10 @@ type Config struct {
 	Detect        Detect
 
 	NodePortAddresses  []string // CIDRs, or the words primary, localhost, all; empty is all
-	LocalhostNodePorts bool     // NodePorts answer on 127.0.0.0/8, where NodePortAddresses permit it
+	LocalhostNodePorts bool     // NodePorts answer on 127.0.0.0/8, where NodePortAddresses permit it; by rules
+	LocalhostRelay     bool     // TCP NodePorts answer on 127.0.0.1 and ::1 by a relay, each where NodePortAddresses name it
+
+	Standalone bool // there is no API server: without a Node object of this node, primary is every address of its interfaces
 
 	AllowExternalIPs   bool // serve spec.externalIPs (kube-proxy's feature gate AllowServiceExternalIPs)
 	AllowNodeAddresses bool // let Services have addresses of nodes. Such a Service takes its ports from the node itself
@@ -65,6 +68,7 @@ func (c Config) serves(v6 bool) bool { return v6 && c.IPv6 || !v6 && c.IPv4 }
 // portAddrs are the addresses of one family that take NodePorts.
 type portAddrs struct {
 	limited bool // some entry speaks of this family, so that list counts
+	relayed bool // some entry names the loopback address as such, and not as one of many
 	list    []netip.Prefix
 }
 
@@ -76,21 +80,26 @@ func (p *portAddrs) add(entries ...netip.Prefix) {
 // nodePortAddrs reads NodePortAddresses for one family. An entry that can't be read limits both families: a typo must not
 // open what was meant to be closed. kube-proxy opens all IPv6 addresses when `primary` finds no IPv6 address; here the word
 // then matches nothing.
-func (c Config) nodePortAddrs(v6 bool, primary netip.Addr) portAddrs {
+func (c Config) nodePortAddrs(v6 bool, primary []netip.Addr) portAddrs {
 	var out portAddrs
 	for _, entry := range c.NodePortAddresses {
 		p, isPrefix := parsePrefix(entry)
 		switch {
-		case entry == wordPrimary && primary.IsValid():
-			out.add(one(primary))
+		case entry == wordPrimary:
+			out.add()
+			for _, a := range primary {
+				out.add(one(a))
+			}
 		case entry == wordLocalhost:
 			out.add(localhost(v6))
+			out.relayed = true
 		case entry == wordAll:
 			out.add(everything(v6))
-		case !isPrefix: // primary without an address of this family, too
+		case !isPrefix:
 			out.add()
 		case p.Addr().Is6() == v6:
 			out.add(p)
+			out.relayed = out.relayed || p.Addr().IsLoopback() && p.Contains(relayAddr(v6))
 		}
 	}
 	out.list = prefixes(out.list)
@@ -120,6 +129,14 @@ func (p portAddrs) loopback() bool {
 		}
 	}
 	return false
+}
+
+// relayAddr is the loopback address of a family that the relay serves (KEP-6032: these two and no other).
+func relayAddr(v6 bool) netip.Addr {
+	if v6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
 func localhost(v6 bool) netip.Prefix {

@@ -17,7 +17,7 @@ func (r *Resolver) Delta() model.Delta {
 	for _, s := range r.dirty {
 		r.renew(&d, s)
 	}
-	r.board.settle("", r.config.notices())
+	r.board.settle("", nodeNotices(r.config, r.cidrs))
 	if r.full || !equalNodes(r.node, r.here.node) {
 		node := r.here.node
 		r.node, d.Node = node, &node
@@ -41,8 +41,8 @@ func (r *Resolver) renew(d *model.Delta, s *service) {
 	r.stats.NoLocal.add(old.noLocal, -1)
 	r.stats.NoLocal.add(now.noLocal, 1)
 	s.rows = now
-	if s.obj == nil && len(s.slices) == 0 {
-		delete(r.services, s.nn)
+	if s.facts == nil && len(s.slices) == 0 {
+		delete(r.services, s.name)
 	}
 }
 

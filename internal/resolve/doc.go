@@ -39,4 +39,5 @@
 // EndpointSlice: creationTimestamp, resourceVersion, the label kubernetes.io/service-name, the annotation
 // endpoints.kubernetes.io/last-change-trigger-time, addressType, ports, and of endpoints addresses, conditions, targetRef,
 // nodeName, zone, hints. Node: the label topology.kubernetes.io/zone, spec.podCIDRs, status.addresses.
+// ServiceCIDR: spec.cidrs.
 package resolve

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/model"
@@ -40,7 +41,7 @@ func FuzzObjects(f *testing.F) {
 		}
 		nn := types.NamespacedName{Namespace: "demo", Name: "web"}
 		c := Config{NodeName: "n1", IPv4: true, IPv6: true, AllowExternalIPs: true, Detect: Detect{Mode: ByNodeCIDR}}
-		in := Input{map[types.NamespacedName]*corev1.Service{nn: svc}, map[types.NamespacedName]*discoveryv1.EndpointSlice{nn: slice}, map[string]*corev1.Node{"n1": node}, []netip.Addr{netip.MustParseAddr("192.0.2.11"), {}}}
+		in := Input{map[types.NamespacedName]*corev1.Service{nn: svc}, map[types.NamespacedName]*discoveryv1.EndpointSlice{nn: slice}, map[string]*corev1.Node{"n1": node}, []netip.Addr{netip.MustParseAddr("192.0.2.11"), {}}, nil}
 		r := New(c)
 		r.Node("n1", node)
 		r.Addrs(in.Addrs)
@@ -93,15 +94,17 @@ func TestNilAndEmpty(t *testing.T) {
 	r.Slice(nn, nil)
 	r.Node("", nil)
 	r.Addrs(nil)
+	r.ServiceCIDR("", nil)
 	r.Delta()
 	r.Service(nn, &corev1.Service{})
 	r.Slice(nn, &discoveryv1.EndpointSlice{})
 	r.Node("", &corev1.Node{})
 	r.Addrs([]netip.Addr{{}})
+	r.ServiceCIDR("", &networkingv1.ServiceCIDR{})
 	if d := r.Delta(); len(d.Lines()) > 0 {
 		t.Errorf("nothing was told, but: %v", d.Lines())
 	}
-	All(Config{IPv4: true}, Input{Services: map[types.NamespacedName]*corev1.Service{nn: nil}, Slices: map[types.NamespacedName]*discoveryv1.EndpointSlice{nn: nil}, Nodes: map[string]*corev1.Node{"": nil}})
+	All(Config{IPv4: true}, Input{Services: map[types.NamespacedName]*corev1.Service{nn: nil}, Slices: map[types.NamespacedName]*discoveryv1.EndpointSlice{nn: nil}, Nodes: map[string]*corev1.Node{"": nil}, CIDRs: map[string]*networkingv1.ServiceCIDR{"": nil}})
 }
 
 func TestParse(t *testing.T) {

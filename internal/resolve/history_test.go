@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
@@ -149,13 +150,21 @@ func anyNode(t *rapid.T, name string) *corev1.Node {
 	return n
 }
 
+func anyServiceCIDR(t *rapid.T, name string) *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	c.Spec.CIDRs = some(t, []string{"10.96.0.0/16", "10.96.0.0/24", "10.97.0.1/16", "fd00:96::/112", "fd00:97::/108", "0.0.0.0/0", "fe80::/64", "bad", ""}, 3, "serviceCIDRs")
+	return c
+}
+
 func anyConfig(t *rapid.T) Config {
 	c := Config{
 		NodeName: pick(t, []string{"n1", "n1", "n2", ""}, "self"),
 		IPv4:     rapid.IntRange(0, 4).Draw(t, "v4") > 0, IPv6: rapid.Bool().Draw(t, "v6"),
 		MasqueradeAll:      rapid.Bool().Draw(t, "masq"),
-		NodePortAddresses:  some(t, []string{"primary", "localhost", "all", "192.0.2.0/24", "2001:db8::/32", "bad"}, 2, "nodePortAddresses"),
+		NodePortAddresses:  some(t, []string{"primary", "localhost", "all", "192.0.2.0/24", "2001:db8::/32", "127.0.0.1/32", "::1/128", "bad"}, 2, "nodePortAddresses"),
 		LocalhostNodePorts: rapid.Bool().Draw(t, "localhost"),
+		LocalhostRelay:     rapid.Bool().Draw(t, "relay"),
+		Standalone:         rapid.Bool().Draw(t, "standalone"),
 		AllowExternalIPs:   rapid.IntRange(0, 4).Draw(t, "externals") > 0,
 		AllowNodeAddresses: rapid.IntRange(0, 4).Draw(t, "nodeAddresses") == 0,
 	}
@@ -183,6 +192,8 @@ func (h *history) step(t *rapid.T) {
 		h.tellService(t, pick(t, names, "service"), gone)
 	case what < 80:
 		h.tellSlice(t, pick(t, names, "slice"), gone)
+	case what < 84:
+		h.tellCIDR(t, pick(t, []string{"kubernetes", "more"}, "cidr"), gone)
 	case what < 90:
 		h.tellNode(t, pick(t, someNodes, "node"), gone)
 	case what < 95:
@@ -258,6 +269,16 @@ func (h *history) tellNode(t *rapid.T, name string, gone bool) {
 	}
 	h.in.Nodes[name] = anyNode(t, name)
 	h.r.Node(name, h.in.Nodes[name])
+}
+
+func (h *history) tellCIDR(t *rapid.T, name string, gone bool) {
+	if gone {
+		delete(h.in.CIDRs, name)
+		h.r.ServiceCIDR(name, nil)
+		return
+	}
+	h.in.CIDRs[name] = anyServiceCIDR(t, name)
+	h.r.ServiceCIDR(name, h.in.CIDRs[name])
 }
 
 // check takes a delta and holds everything against the twin.
@@ -412,7 +433,7 @@ func (h *history) checkWhy(t *rapid.T, nn types.NamespacedName) {
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := &history{config: anyConfig(t), state: model.NewState(), changed: true}
-		h.in = Input{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{}, map[string]*corev1.Node{}, nil}
+		h.in = Input{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{}, map[string]*corev1.Node{}, nil, map[string]*networkingv1.ServiceCIDR{}}
 		h.r = New(h.config)
 		for range rapid.IntRange(1, 20).Draw(t, "rounds") {
 			for range rapid.IntRange(0, 3).Draw(t, "steps") {
@@ -434,6 +455,10 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		}
 		node := anyNode(t, "n1")
 		tell = append(tell, func(r *Resolver) { r.Node("n1", node) })
+		for _, name := range []string{"kubernetes", "more"} {
+			cidr := anyServiceCIDR(t, name)
+			tell = append(tell, func(r *Resolver) { r.ServiceCIDR(name, cidr) })
+		}
 		var states [2]*model.State
 		for i := range states {
 			r := New(c)

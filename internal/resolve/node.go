@@ -11,13 +11,14 @@ import (
 
 // nodeFacts is what is kept of a Node object.
 type nodeFacts struct {
+	known bool         // there is, or was, such an object
 	addrs []netip.Addr // of status, InternalIP before ExternalIP, in the order told
 	zone  string
 	pods  []netip.Prefix
 }
 
 func readNode(n *corev1.Node) nodeFacts {
-	f := nodeFacts{zone: n.Labels[corev1.LabelTopologyZone]}
+	f := nodeFacts{known: true, zone: n.Labels[corev1.LabelTopologyZone]}
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range n.Status.Addresses {
 			if ip, ok := parseAddr(a.Address); ok && a.Type == kind && !slices.Contains(f.addrs, ip) {
@@ -37,17 +38,26 @@ func readNode(n *corev1.Node) nodeFacts {
 	return f
 }
 
-// primary is the node's own address of a family: what the administrator binds, or the first that its Node object gives.
-func (c Config) primary(own nodeFacts, v6 bool) netip.Addr {
+// primary is the node's own address of a family: what the administrator binds, or the first that its Node object gives. Where
+// nothing but files says what there is, a Node object is no duty: without one nobody says which of the machine's addresses is
+// the first, and all of them are.
+func (c Config) primary(own nodeFacts, interfaces []netip.Addr, v6 bool) (out []netip.Addr) {
 	if b := c.BindAddr.Unmap(); b.IsValid() && !b.IsUnspecified() && b.Is6() == v6 {
-		return b
+		return []netip.Addr{b}
+	}
+	alone := c.Standalone && !own.known
+	if alone {
+		own.addrs = interfaces
 	}
 	for _, a := range own.addrs {
-		if a.Is6() == v6 && !a.IsLoopback() {
-			return a
+		if a.Is6() != v6 || a.IsLoopback() || alone && a.IsLinkLocalUnicast() {
+			continue
+		}
+		if out = append(out, a); !alone {
+			break
 		}
 	}
-	return netip.Addr{}
+	return out
 }
 
 // here is this node, as all Services see it.
@@ -75,8 +85,11 @@ func (h *here) placeNodePorts(own nodeFacts) {
 	limited := false
 	list := []netip.Prefix{}
 	for _, v6 := range h.families() {
-		ports := h.nodePortAddrs(v6, h.primary(own, v6))
-		if !v6 {
+		ports := h.nodePortAddrs(v6, h.primary(own, h.node.Addrs, v6))
+		switch {
+		case h.LocalhostRelay && ports.relayed:
+			h.node.LocalhostRelay = append(h.node.LocalhostRelay, relayAddr(v6))
+		case !v6:
 			h.node.LocalhostPort = h.LocalhostNodePorts && ports.loopback()
 		}
 		if !ports.limited {
@@ -116,6 +129,7 @@ func fam(v6 bool) int {
 
 func equalNodes(a, b model.Node) bool {
 	return a.Name == b.Name && slices.Equal(a.Addrs, b.Addrs) && a.LocalhostPort == b.LocalhostPort &&
+		slices.Equal(a.LocalhostRelay, b.LocalhostRelay) &&
 		(a.NodePorts == nil) == (b.NodePorts == nil) && slices.Equal(a.NodePorts, b.NodePorts) &&
-		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.PodInterfaces, b.PodInterfaces)
+		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.PodInterfaces, b.PodInterfaces) && slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs)
 }

@@ -26,6 +26,7 @@ var Reasons = []string{UnsafeAddress, ClusterIPAddress, NodeAddress, OtherFamily
 type notes struct {
 	service string
 	list    []model.Notice
+	more    int // that are not in the list
 }
 
 func (n *notes) add(reason, format string, args ...any) {
@@ -44,6 +45,7 @@ func (n *notes) sorted() []model.Notice {
 	slices.SortFunc(n.list, compareNotices)
 	list := slices.Compact(n.list)
 	if more := len(list) - maxNotices; more > 0 {
+		more += n.more
 		list[maxNotices] = model.Notice{Service: n.service, Reason: Malformed, Message: fmt.Sprintf("and %d more faults of this Service", more)}
 		list = slices.Clone(list[:maxNotices+1])
 		slices.SortFunc(list, compareNotices)

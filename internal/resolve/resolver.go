@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,13 +15,14 @@ import (
 )
 
 // Resolver keeps what it was told and what it emitted, and resolves only what a change may concern. One goroutine owns it.
-// It keeps the objects it is given; nobody may change one afterwards.
+// It keeps of the objects what it reads there.
 type Resolver struct {
 	config   Config
 	here     here
-	services map[types.NamespacedName]*service
-	slices   map[types.NamespacedName]sliceOf
+	services map[string]*service    // by namespace/name
+	slices   map[string]*sliceFacts // by namespace/name
 	nodes    map[string]nodeFacts
+	cidrs    map[string]serviceCIDR
 	addrs    []netip.Addr
 	claims   claims
 	board    *board
@@ -31,12 +31,6 @@ type Resolver struct {
 	full     bool       // the next delta lists everything
 	node     model.Node // as last emitted
 	stats    Stats
-}
-
-// sliceOf says whose a slice is.
-type sliceOf struct {
-	service *service
-	slice   *discoveryv1.EndpointSlice
 }
 
 // dirt says why a Service must be resolved again; 0 is clean.
@@ -58,9 +52,10 @@ type Stats struct {
 // New returns a resolver that knows nothing but its configuration. Its first Delta is Full.
 func New(c Config) *Resolver {
 	r := &Resolver{
-		services: map[types.NamespacedName]*service{},
-		slices:   map[types.NamespacedName]sliceOf{},
+		services: map[string]*service{},
+		slices:   map[string]*sliceFacts{},
 		nodes:    map[string]nodeFacts{},
+		cidrs:    map[string]serviceCIDR{},
 		claims:   newClaims(),
 		board:    newBoard(),
 		since:    map[*service][]time.Time{},
@@ -77,7 +72,7 @@ func (r *Resolver) SetConfig(c Config) {
 	r.claims = newClaims()
 	r.claims.nodes = nodes
 	for _, s := range r.services {
-		r.claims.enter(s, c.wishes(s.obj, nil), c.healthPort(s.obj, nil), false, func(*service) {})
+		r.claims.enter(s, c.wishes(s.facts, nil), c.healthPort(s.facts, nil), false, func(*service) {})
 	}
 	r.locate()
 	r.markAll()
@@ -112,10 +107,11 @@ func (r *Resolver) touched(s *service) { r.mark(s, dirtyOther) }
 
 // at finds the record of a Service, or makes it. Whoever calls it marks the Service, so that an empty record goes away.
 func (r *Resolver) at(nn types.NamespacedName) *service {
-	s := r.services[nn]
+	name := nn.String()
+	s := r.services[name]
 	if s == nil {
-		s = &service{nn: nn, name: nn.String()}
-		r.services[nn] = s
+		s = &service{name: name}
+		r.services[name] = s
 	}
 	return s
 }
@@ -124,54 +120,54 @@ func (r *Resolver) at(nn types.NamespacedName) *service {
 func (r *Resolver) Service(nn types.NamespacedName, obj *corev1.Service) {
 	r.stats.ServiceChanges++
 	s := r.at(nn)
-	old := s.obj
+	old, now := s.facts, readService(obj)
 	oldWishes, oldHealth := r.config.wishes(old, nil), r.config.healthPort(old, nil)
-	wishes, health := r.config.wishes(obj, nil), r.config.healthPort(obj, nil)
+	wishes, health := r.config.wishes(now, nil), r.config.healthPort(now, nil)
 	r.mark(s, dirtyService)
-	if old != nil && obj != nil && old.CreationTimestamp.Equal(&obj.CreationTimestamp) && slices.Equal(oldWishes, wishes) && oldHealth == health {
-		s.obj = obj
+	if old != nil && now != nil && old.created == now.created && slices.Equal(oldWishes, wishes) && oldHealth == health {
+		s.facts = now
 		return
 	}
 	r.claims.enter(s, oldWishes, oldHealth, true, r.touched)
-	s.obj = obj
+	s.facts = now
 	r.claims.enter(s, wishes, health, false, r.touched)
 }
 
 // Slice tells what an EndpointSlice is now; nil is gone. One that names no Service counts as gone.
 func (r *Resolver) Slice(nn types.NamespacedName, slice *discoveryv1.EndpointSlice) {
 	r.stats.EndpointChanges++
-	old, had := r.slices[nn]
-	var now *service
+	key := nn.String()
+	old := r.slices[key]
+	var owner *service
 	if slice != nil && slice.Labels[discoveryv1.LabelServiceName] != "" {
-		now = r.at(types.NamespacedName{Namespace: nn.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]})
+		owner = r.at(types.NamespacedName{Namespace: nn.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]})
 	}
-	if had {
-		old.service.slices = slices.DeleteFunc(old.service.slices, func(s *discoveryv1.EndpointSlice) bool { return s == old.slice })
-		delete(r.slices, nn)
+	if old != nil {
+		old.service.slices = slices.DeleteFunc(old.service.slices, func(s *sliceFacts) bool { return s == old })
+		delete(r.slices, key)
 		r.mark(old.service, dirtySlice)
+		if owner != old.service {
+			delete(r.since, old.service) // what was asked for is answered by what comes in its place, as in kube-proxy
+		}
 	}
-	if had && now != old.service {
-		delete(r.since, old.service) // what was asked for is answered by what comes in its place, as in kube-proxy
-	}
-	if now == nil {
+	if owner == nil {
 		return
 	}
-	now.slices = append(now.slices, slice)
-	slices.SortFunc(now.slices, compareSliceNames)
-	r.slices[nn] = sliceOf{now, slice}
-	r.mark(now, dirtySlice)
-	if at, ok := triggered(slice); ok && (!had || slice.Annotations[corev1.EndpointsLastChangeTriggerTime] != old.slice.Annotations[corev1.EndpointsLastChangeTriggerTime]) {
-		r.since[now] = append(r.since[now], at)
+	now := readSlice(slice)
+	now.service = owner
+	if name := key[len(nn.Namespace)+1:]; name == now.name {
+		now.name = name // one string, not two
+	}
+	owner.slices = append(owner.slices, now)
+	slices.SortFunc(owner.slices, compareSliceNames)
+	r.slices[key] = now
+	r.mark(owner, dirtySlice)
+	if now.asked != 0 && (old == nil || now.asked != old.asked) {
+		r.since[owner] = append(r.since[owner], time.Unix(0, now.asked))
 	}
 }
 
-func compareSliceNames(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) }
-
-// triggered is when the change that a slice carries was asked for.
-func triggered(s *discoveryv1.EndpointSlice) (time.Time, bool) {
-	t, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
-	return t, err == nil
-}
+func compareSliceNames(a, b *sliceFacts) int { return cmp.Compare(a.name, b.name) }
 
 // Node tells what a Node is now; nil is gone. That this node's own object is gone is not believed: the machine is still
 // here, and keeps its zone, its addresses and its pods until told otherwise.
@@ -231,12 +227,13 @@ func without(addrs, others []netip.Addr) []netip.Addr {
 func (r *Resolver) locate() {
 	old := r.here
 	r.here = place(r.config, r.nodes[r.config.NodeName], r.addrs)
+	r.here.keep(r.cidrs)
 	switch {
 	case old.zone != r.here.zone || old.detects != r.here.detects:
 		r.markAll()
 	case !slices.Equal(old.addrs, r.here.addrs):
 		for _, s := range r.services {
-			if s.obj != nil && len(s.obj.Spec.LoadBalancerSourceRanges) > 0 {
+			if s.facts != nil && s.facts.ranges != nil {
 				r.mark(s, dirtyOther)
 			}
 		}
@@ -248,9 +245,8 @@ func (r *Resolver) locate() {
 func (r *Resolver) Notices() []model.Notice {
 	news := r.board.news()
 	for i, n := range news {
-		ns, name, _ := strings.Cut(n.Service, "/")
-		if s := r.services[types.NamespacedName{Namespace: ns, Name: name}]; s != nil && s.obj != nil {
-			news[i].UID = string(s.obj.UID)
+		if s := r.services[n.Service]; s != nil && s.facts != nil {
+			news[i].UID = s.facts.uidText()
 		}
 	}
 	return news

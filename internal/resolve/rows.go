@@ -4,19 +4,14 @@ import (
 	"net/netip"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"fairlead/internal/model"
 )
 
 // service is what is known of one name: the Service, its slices, and what was last emitted for it.
 type service struct {
-	nn     types.NamespacedName
-	name   string // nn as text
-	obj    *corev1.Service
-	slices []*discoveryv1.EndpointSlice // sorted by name
+	name   string        // namespace/name
+	facts  *serviceFacts // nil: there is none, or it is not for us
+	slices []*sliceFacts // sorted by name
 	rows   rows
 	dirty  dirt
 }
@@ -85,10 +80,8 @@ type resolution struct {
 	world
 	s      *service
 	notes  *notes
-	ports  []port
-	policy policy
 	chosen []*chosen // by port and family, see at; nil until asked for
-	ranges *ranges   // nil until asked for
+	ranged bool      // the ranges were asked for
 	out    rows
 }
 
@@ -102,17 +95,15 @@ type chosen struct {
 // resolve makes the rows of a Service.
 func (h *here) resolve(s *service, w world) (rows, []model.Notice) {
 	r := resolution{here: h, world: w, s: s, notes: &notes{service: s.name}}
-	if served(s.obj) {
+	if s.facts != nil {
 		r.run()
 	}
 	return r.out, r.notes.sorted()
 }
 
 func (r *resolution) run() {
-	wishes := r.wishes(r.s.obj, r.notes)
-	r.ports = ports(r.s.obj, nil) // wishes told what is wrong with them
-	r.policy = readPolicy(r.s.obj, r.notes)
-	r.chosen = make([]*chosen, 2*len(r.ports))
+	wishes := r.wishes(r.s.facts, r.notes)
+	r.chosen = make([]*chosen, 2*len(r.s.facts.ports))
 	r.noteSlices()
 	r.out.fronts = make([]front, 0, len(wishes))
 	for _, w := range wishes {
@@ -150,7 +141,7 @@ func (r *resolution) granted(w wish) bool {
 
 // behind says why the winner comes before s.
 func (s *service) behind(winner *service) string {
-	if winner.obj.CreationTimestamp.Equal(&s.obj.CreationTimestamp) {
+	if winner.facts.created == s.facts.created {
 		return "which comes first by name"
 	}
 	return "which is older"
@@ -158,7 +149,7 @@ func (s *service) behind(winner *service) string {
 
 func (r *resolution) front(w wish) front {
 	c := r.choose(w.port, w.key.V6())
-	f := front{key: w.key, port: r.ports[w.port].name, kind: w.kind}
+	f := front{key: w.key, port: r.s.facts.ports[w.port].name, kind: w.kind}
 	if w.kind == kindClusterIP {
 		f.routes = r.internalRoutes(c, w.key.V6())
 	} else {
@@ -176,7 +167,7 @@ func (r *resolution) front(w wish) front {
 // internalRoutes is the ClusterIP's half of the table in the package comment.
 func (r *resolution) internalRoutes(c *chosen, v6 bool) [3]way {
 	inner := c.way(model.Cluster)
-	if r.policy.internalLocal {
+	if r.s.facts.policy.internalLocal {
 		inner = c.way(model.Local)
 	}
 	outer := inner
@@ -190,7 +181,7 @@ func (r *resolution) internalRoutes(c *chosen, v6 bool) [3]way {
 func (r *resolution) externalRoutes(c *chosen, v6 bool) [3]way {
 	hidden := c.way(model.Cluster)
 	hidden.snat = true
-	if !r.policy.externalLocal {
+	if !r.s.facts.policy.externalLocal {
 		return [3]way{hidden, hidden, hidden}
 	}
 	pod, outside := c.way(model.Cluster), c.way(model.Local)
@@ -213,19 +204,19 @@ func (c *chosen) way(scope model.Scope) way {
 func (r *resolution) choose(port int, v6 bool) *chosen {
 	at := &r.chosen[2*port+fam(v6)]
 	if *at == nil {
-		c := &chosen{all: r.endpoints(r.s.slices, r.ports[port], v6, r.notes)}
-		c.choice = r.here.choose(c.all, r.policy.keys)
+		c := &chosen{all: r.endpoints(r.s.slices, r.s.facts.ports[port], v6, r.notes)}
+		c.choice = r.here.choose(c.all, r.s.facts.keys)
 		*at = c
 	}
 	return *at
 }
 
 func (r *resolution) allow(vip netip.Addr) []netip.Prefix {
-	if r.ranges == nil {
-		read := readRanges(r.s.obj, r.notes)
-		r.ranges = &read
+	if !r.ranged {
+		r.ranged = true
+		r.notes.tell(r.s.facts.faults, inRanges)
 	}
-	return r.ranges.allow(r.here, vip)
+	return r.s.facts.ranges.allow(r.here, vip)
 }
 
 func (r *resolution) pools() {
@@ -233,11 +224,11 @@ func (r *resolution) pools() {
 		if c == nil {
 			continue
 		}
-		p, v6 := r.ports[i/2], i%2 == 1
+		p, v6 := r.s.facts.ports[i/2], i%2 == 1
 		for _, scope := range [...]model.Scope{model.Cluster, model.Local} {
 			if c.used[scope] {
 				id := model.PoolID{Service: r.s.name, Port: p.name, Proto: p.proto, V6: v6, Scope: scope}
-				r.out.pools = append(r.out.pools, pool(id, c.all, r.policy))
+				r.out.pools = append(r.out.pools, pool(id, c.all, r.s.facts.policy))
 			}
 		}
 		r.countNoLocal(v6, c)
@@ -251,17 +242,17 @@ func (r *resolution) countNoLocal(v6 bool, c *chosen) {
 	if !c.anyUsable || c.anyLocal {
 		return
 	}
-	if r.policy.internalLocal {
+	if r.s.facts.policy.internalLocal {
 		r.out.noLocal.Internal[fam(v6)]++
 	}
-	if r.policy.externalLocal {
+	if r.s.facts.policy.externalLocal {
 		r.out.noLocal.External[fam(v6)]++
 	}
 }
 
 // check fills in the health-check node port, unless another Service has the number.
 func (r *resolution) check() {
-	number := r.healthPort(r.s.obj, r.notes)
+	number := r.healthPort(r.s.facts, r.notes)
 	if number == 0 {
 		return
 	}
@@ -281,7 +272,7 @@ func (r *resolution) readyHere(v6 bool) int {
 		}
 		for i := range c.all {
 			if e := &c.all[i]; e.twin == nil && e.ready && e.local {
-				ips = append(ips, e.addr.Addr())
+				ips = append(ips, e.addr)
 			}
 		}
 	}
@@ -292,9 +283,7 @@ func (r *resolution) readyHere(v6 bool) int {
 // noteSlices names the slices that nobody can use.
 func (r *resolution) noteSlices() {
 	for _, s := range r.s.slices {
-		if s.AddressType != addressType(false) && s.AddressType != addressType(true) {
-			r.notes.add(Malformed, "EndpointSlice %s: address type %s can't be served", quote(s.Name), quote(string(s.AddressType)))
-		}
+		r.notes.tell(s.faults, always)
 	}
 }
 

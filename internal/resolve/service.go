@@ -1,12 +1,16 @@
 package resolve
 
 import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/model"
 )
@@ -52,29 +56,101 @@ func clusterIPs(s *corev1.Service) []string {
 	return []string{s.Spec.ClusterIP}
 }
 
-// clusterIP is the ClusterIP of one family. The address says which family it is of, not its place in ipFamilies; a family
-// that ipFamilies leaves out is not served.
-func clusterIP(s *corev1.Service, v6 bool, n *notes) (netip.Addr, bool) {
+// serviceFacts is what is kept of a Service object: what it says, whatever a configuration makes of it. The objects
+// themselves would be most of the memory of a large cluster.
+type serviceFacts struct {
+	uid     uid
+	created int64 // seconds since 1970: the API tells no less
+	ports   []port
+	cluster [2]netip.Addr // ClusterIPs by family; invalid is none
+	policy  policy
+	health  int32 // the port at which load balancers ask for the health; 0 is none
+	*rare         // never nil
+}
+
+// rare is what few Services have.
+type rare struct {
+	external []externalAddr // in the order told, of both families
+	keys     []string       // of AnnotationTopologyKeys, known ones
+	ranges   *ranges
+	faults   *faults
+	uid      types.UID // one that is no UUID
+}
+
+var nothingRare = new(rare)
+
+// readService reads a Service; one that is not for us has no facts.
+func readService(s *corev1.Service) *serviceFacts {
+	if !served(s) {
+		return nil
+	}
+	var n faults
+	f := &serviceFacts{
+		created: s.CreationTimestamp.Unix(),
+		ports:   ports(s, &n),
+		cluster: [2]netip.Addr{clusterIP(s, false, &n), clusterIP(s, true, &n)},
+		policy:  readPolicy(s, &n),
+		rare:    nothingRare,
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(s) {
+		f.health = s.Spec.HealthCheckNodePort
+	}
+	more := rare{external: externalAddrs(s, &n), keys: topologyKeys(s, &n), ranges: readRanges(s, &n)}
+	if f.uid = packUID(s.UID); f.uid.text() != s.UID {
+		more.uid = s.UID
+	}
+	more.faults = n.orNil()
+	if len(more.external)+len(more.keys)+len(more.uid) > 0 || more.ranges != nil || more.faults != nil {
+		f.rare = &more
+	}
+	return f
+}
+
+// uid is a UUID in a quarter of the memory, as the API server makes them.
+type uid [16]byte
+
+// packUID gives nothing of use for what is no UUID.
+func packUID(text types.UID) (u uid) {
+	digits := strings.ReplaceAll(string(text), "-", "")
+	if len(digits) != hex.EncodedLen(len(u)) {
+		return uid{}
+	}
+	_, _ = hex.Decode(u[:], []byte(digits)) // whoever calls compares
+	return u
+}
+
+func (u uid) text() types.UID {
+	if u == (uid{}) {
+		return ""
+	}
+	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]))
+}
+
+func (f *serviceFacts) uidText() string { return string(cmp.Or(f.rare.uid, f.uid.text())) }
+
+// clusterIP is the ClusterIP of one family, if it has one. The address says which family it is of, not its place in
+// ipFamilies; a family that ipFamilies leaves out is not served.
+func clusterIP(s *corev1.Service, v6 bool, n *faults) netip.Addr {
 	want := corev1.IPv4Protocol
 	if v6 {
 		want = corev1.IPv6Protocol
 	}
 	if len(s.Spec.IPFamilies) > 0 && !slices.Contains(s.Spec.IPFamilies, want) {
-		return netip.Addr{}, false
+		return netip.Addr{}
 	}
 	for _, text := range clusterIPs(s) {
 		ip, ok := parseAddr(text)
 		switch {
 		case !ok:
-			n.add(Malformed, "%s: %s is no IP address", fieldClusterIPs, quote(text))
+			n.add(inClusterIP(v6), Malformed, "%s: %s is no IP address", fieldClusterIPs, quote(text))
 		case ip.Is6() != v6:
 		case unsafeAddr(ip) != "":
-			n.add(UnsafeAddress, "%s: %s is %s; it is not served", fieldClusterIPs, ip, unsafeAddr(ip))
+			n.add(inClusterIP(v6), UnsafeAddress, "%s: %s is %s; it is not served", fieldClusterIPs, ip, unsafeAddr(ip))
 		default:
-			return ip, true
+			return ip
 		}
 	}
-	return netip.Addr{}, false
+	return netip.Addr{}
 }
 
 // port is one port of a Service.
@@ -86,7 +162,7 @@ type port struct {
 }
 
 // ports reads the ports of a Service. Of two that can't be told apart, the first counts.
-func ports(s *corev1.Service, n *notes) []port {
+func ports(s *corev1.Service, n *faults) []port {
 	out := make([]port, 0, len(s.Spec.Ports))
 	var taken claimed
 	if len(s.Spec.Ports) > 1 {
@@ -96,15 +172,15 @@ func ports(s *corev1.Service, n *notes) []port {
 		proto, ok := protocol(sp.Protocol)
 		switch {
 		case !ok:
-			n.add(Malformed, "port %s: protocol %s is not known", quote(sp.Name), quote(string(sp.Protocol)))
+			n.add(always, Malformed, "port %s: protocol %s is not known", quote(sp.Name), quote(string(sp.Protocol)))
 			continue
 		case !validPort(sp.Port):
-			n.add(Malformed, "port %s: %d is no port number", quote(sp.Name), sp.Port)
+			n.add(always, Malformed, "port %s: %d is no port number", quote(sp.Name), sp.Port)
 			continue
 		}
 		p := port{sp.Name, proto, uint16(sp.Port), 0}
 		if taken.has(portMark{proto: proto, name: p.name}) || taken.has(portMark{proto: proto, number: p.number}) {
-			n.add(Malformed, "port %s: its name or number %d/%s is taken by an earlier port", quote(sp.Name), sp.Port, proto)
+			n.add(always, Malformed, "port %s: its name or number %d/%s is taken by an earlier port", quote(sp.Name), sp.Port, proto)
 			continue
 		}
 		taken.mark(portMark{proto: proto, name: p.name})
@@ -115,17 +191,17 @@ func ports(s *corev1.Service, n *notes) []port {
 	return out
 }
 
-func nodePort(sp corev1.ServicePort, proto model.Proto, taken claimed, n *notes) uint16 {
+func nodePort(sp corev1.ServicePort, proto model.Proto, taken claimed, n *faults) uint16 {
 	if sp.NodePort == 0 {
 		return 0
 	}
 	if !validPort(sp.NodePort) {
-		n.add(Malformed, "port %s: node port %d is no port number", quote(sp.Name), sp.NodePort)
+		n.add(always, Malformed, "port %s: node port %d is no port number", quote(sp.Name), sp.NodePort)
 		return 0
 	}
 	mark := portMark{proto: proto, number: uint16(sp.NodePort), node: true}
 	if taken.has(mark) {
-		n.add(Malformed, "port %s: node port %d/%s is taken by an earlier port", quote(sp.Name), sp.NodePort, proto)
+		n.add(always, Malformed, "port %s: node port %d/%s is taken by an earlier port", quote(sp.Name), sp.NodePort, proto)
 		return 0
 	}
 	taken.mark(mark)
@@ -170,15 +246,13 @@ func protocol(p corev1.Protocol) (model.Proto, bool) {
 type policy struct {
 	internalLocal, externalLocal bool
 	sticky                       time.Duration
-	keys                         []string // of AnnotationTopologyKeys, known ones
 }
 
-func readPolicy(s *corev1.Service, n *notes) policy {
+func readPolicy(s *corev1.Service, n *faults) policy {
 	return policy{
 		internalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		externalLocal: externalLocal(s),
 		sticky:        sticky(s, n),
-		keys:          topologyKeys(s, n),
 	}
 }
 
@@ -190,7 +264,7 @@ func externalLocal(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer || s.Spec.Type == corev1.ServiceTypeNodePort || len(s.Spec.ExternalIPs) > 0
 }
 
-func sticky(s *corev1.Service, n *notes) time.Duration {
+func sticky(s *corev1.Service, n *faults) time.Duration {
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return 0
 	}
@@ -200,7 +274,7 @@ func sticky(s *corev1.Service, n *notes) time.Duration {
 	}
 	seconds := *c.ClientIP.TimeoutSeconds
 	if seconds <= 0 || seconds > maxSticky {
-		n.add(Malformed, "spec.sessionAffinityConfig: timeout of %d s is not between 1 and %d; %s is used", seconds, maxSticky, defaultSticky)
+		n.add(always, Malformed, "spec.sessionAffinityConfig: timeout of %d s is not between 1 and %d; %s is used", seconds, maxSticky, defaultSticky)
 		return defaultSticky
 	}
 	return time.Duration(seconds) * time.Second
@@ -213,7 +287,7 @@ const (
 	keyAny      = "*"
 )
 
-func topologyKeys(s *corev1.Service, n *notes) []string {
+func topologyKeys(s *corev1.Service, n *faults) []string {
 	text, ok := s.Annotations[AnnotationTopologyKeys]
 	if !ok {
 		return nil
@@ -227,25 +301,25 @@ func topologyKeys(s *corev1.Service, n *notes) []string {
 			}
 		case "":
 		default:
-			n.add(Malformed, "%s: %s is not a key that is known (%s, %s, %s); it is skipped", AnnotationTopologyKeys, quote(key), keyHostname, keyZone, keyAny)
+			n.add(always, Malformed, "%s: %s is not a key that is known (%s, %s, %s); it is skipped", AnnotationTopologyKeys, quote(key), keyHostname, keyZone, keyAny)
 		}
 	}
 	return keys
 }
 
 // healthPort is the port at which a load balancer asks for the health of the Service; 0 is none.
-func (c Config) healthPort(s *corev1.Service, n *notes) uint16 {
-	if !served(s) || s.Spec.Type != corev1.ServiceTypeLoadBalancer || !externalLocal(s) || s.Spec.HealthCheckNodePort == 0 {
+func (c Config) healthPort(f *serviceFacts, n *notes) uint16 {
+	if f == nil || f.health == 0 {
 		return 0
 	}
-	if !slices.ContainsFunc(c.families(), func(v6 bool) bool { _, ok := clusterIP(s, v6, nil); return ok }) {
+	if !slices.ContainsFunc(c.families(), func(v6 bool) bool { return f.cluster[fam(v6)].IsValid() }) {
 		return 0
 	}
-	if !validPort(s.Spec.HealthCheckNodePort) {
-		n.add(Malformed, "spec.healthCheckNodePort: %d is no port number", s.Spec.HealthCheckNodePort)
+	if !validPort(f.health) {
+		n.add(Malformed, "spec.healthCheckNodePort: %d is no port number", f.health)
 		return 0
 	}
-	return uint16(s.Spec.HealthCheckNodePort)
+	return uint16(f.health)
 }
 
 // ranges are the sources that may use the load-balancer addresses of one Service.
@@ -254,16 +328,20 @@ type ranges struct {
 	fam [2][]netip.Prefix
 }
 
-func readRanges(s *corev1.Service, n *notes) ranges {
-	var r ranges
+// readRanges gives nil when there are none.
+func readRanges(s *corev1.Service, n *faults) *ranges {
+	var r *ranges
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
+		if r == nil {
+			r = new(ranges)
+		}
 		p, ok := parsePrefix(text)
 		if !ok {
 			r.bad = true
-			n.add(Malformed, "%s: %s is no CIDR; it lets nobody in", fieldRanges, quote(text))
+			n.add(inRanges, Malformed, "%s: %s is no CIDR; it lets nobody in", fieldRanges, quote(text))
 			continue
 		}
 		i := fam(p.Addr().Is6())
@@ -277,7 +355,10 @@ func readRanges(s *corev1.Service, n *notes) ranges {
 // Ranges that speak only of the other family leave this one open, as in kube-proxy. An entry that can't be read closes a
 // family that no other entry opens: a typo must not open a door. If the ranges hold an address of this node, all its
 // addresses may knock, and vip itself, which the node uses as source when the address is bound on it.
-func (r ranges) allow(h *here, vip netip.Addr) []netip.Prefix {
+func (r *ranges) allow(h *here, vip netip.Addr) []netip.Prefix {
+	if r == nil {
+		return nil
+	}
 	v6 := vip.Is6()
 	own := r.fam[fam(v6)]
 	if len(own) == 0 && !r.bad {

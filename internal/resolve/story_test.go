@@ -16,6 +16,7 @@ import (
 	"golang.org/x/tools/txtar"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 //
 //	config   settings (see settings), YAML
 //	apply    Kubernetes manifests
-//	delete   lines like "Service ns/name", "EndpointSlice ns/name", "Node name"
+//	delete   lines like "Service ns/name", "EndpointSlice ns/name", "Node name", "ServiceCIDR name"
 //
 // What is seen after it, rewritten by -update: frontends, pools, checks, node, why, notices (new ones), delta (since the
 // last section that shows it), and packets: lines like "10.0.0.5 -> 10.96.0.1:80/tcp", completed with what the packet meets.
@@ -85,6 +86,8 @@ type settings struct {
 	MasqueradeAll      bool     `json:"masqueradeAll"`
 	NodePortAddresses  []string `json:"nodePortAddresses"`
 	LocalhostNodePorts bool     `json:"localhostNodePorts"`
+	LocalhostRelay     bool     `json:"localhostRelay"`
+	Standalone         bool     `json:"standalone"`
 	NoExternalIPs      bool     `json:"noExternalIPs"`
 	AllowNodeAddresses bool     `json:"allowNodeAddresses"`
 }
@@ -103,7 +106,7 @@ type narrator struct {
 func tellStory(t *testing.T, a *txtar.Archive, reverse, rewrite bool) {
 	t.Helper()
 	n := &narrator{t: t, state: model.NewState(), reverse: reverse}
-	n.in = Input{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{}, map[string]*corev1.Node{}, nil}
+	n.in = Input{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{}, map[string]*corev1.Node{}, nil, map[string]*networkingv1.ServiceCIDR{}}
 	n.r = New(Config{})
 	n.delta = n.r.Delta() // full and empty: stories begin after the start
 	n.state.Apply(n.delta)
@@ -154,6 +157,7 @@ func (n *narrator) configure(data []byte) {
 		n.t.Fatal(err)
 	}
 	c := Config{NodeName: s.Node, MasqueradeAll: s.MasqueradeAll, NodePortAddresses: s.NodePortAddresses, LocalhostNodePorts: s.LocalhostNodePorts,
+		LocalhostRelay: s.LocalhostRelay, Standalone: s.Standalone,
 		AllowExternalIPs: !s.NoExternalIPs, AllowNodeAddresses: s.AllowNodeAddresses}
 	c.IPv4 = len(s.Families) == 0 || slices.Contains(s.Families, "v4")
 	c.IPv6 = slices.Contains(s.Families, "v6")
@@ -203,6 +207,11 @@ func (n *narrator) apply(data []byte) {
 			err = yaml.UnmarshalStrict([]byte(doc), &node)
 			n.in.Nodes[node.Name] = &node
 			n.r.Node(node.Name, &node)
+		case "ServiceCIDR":
+			var c networkingv1.ServiceCIDR
+			err = yaml.UnmarshalStrict([]byte(doc), &c)
+			n.in.CIDRs[c.Name] = &c
+			n.r.ServiceCIDR(c.Name, &c)
 		default:
 			err = fmt.Errorf("unknown kind %q", meta.Kind)
 		}
@@ -228,6 +237,9 @@ func (n *narrator) remove(line string) {
 			delete(n.in.Nodes, name)
 		}
 		n.r.Node(name, nil)
+	case "ServiceCIDR":
+		delete(n.in.CIDRs, name)
+		n.r.ServiceCIDR(name, nil)
 	default:
 		n.t.Fatalf("delete: %q", line)
 	}

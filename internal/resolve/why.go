@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"strings"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/model"
@@ -48,8 +47,8 @@ func (c Choice) Row() []string {
 // Why tells for each endpoint of a Service whether it is used, and the reason in a sentence: ports in the order of the
 // Service, IPv4 first, by address. It answers for the objects as they are known now, also before the next Delta.
 func (r *Resolver) Why(nn types.NamespacedName) []Choice {
-	s := r.services[nn]
-	if s == nil || !served(s.obj) {
+	s := r.services[nn.String()]
+	if s == nil || s.facts == nil {
 		return nil
 	}
 	res := resolution{here: &r.here, world: &r.claims, s: s, notes: &notes{}}
@@ -61,10 +60,7 @@ func (r *Resolver) Why(nn types.NamespacedName) []Choice {
 		}
 		for j := range c.all {
 			e := &c.all[j]
-			in := Choice{Port: res.ports[i/2].name, Proto: res.ports[i/2].proto, Addr: e.addr, Reason: r.here.reason(c, e)}
-			if e.from.NodeName != nil {
-				in.Node = *e.from.NodeName
-			}
+			in := Choice{Port: s.facts.ports[i/2].name, Proto: s.facts.ports[i/2].proto, Addr: e.at, Node: e.site.Value().node, Reason: r.here.reason(c, e)}
 			in.InCluster = e.inCluster && c.used[model.Cluster]
 			in.InLocal = e.inLocal && c.used[model.Local]
 			in.Draining = e.serving && e.twin == nil && !in.InCluster && !in.InLocal
@@ -78,9 +74,9 @@ func (r *Resolver) Why(nn types.NamespacedName) []Choice {
 func (h *here) reason(c *chosen, e *endpoint) string {
 	if e.twin != nil {
 		if e.twin == e.slice {
-			return "another entry of slice " + e.slice.Name + " speaks for this address"
+			return "another entry of slice " + e.slice.name + " speaks for this address"
 		}
-		return "slice " + e.twin.Name + " speaks for this address"
+		return "slice " + e.twin.name + " speaks for this address"
 	}
 	words := []string{condition(e)}
 	if e.usable() {
@@ -132,33 +128,22 @@ func (h *here) topologyReason(c choice, e *endpoint) []string {
 		if e.inCluster {
 			return []string{"hinted for this node"}
 		}
-		return []string{"hinted for " + hintedFor(e.from.Hints, c.by)}
+		return []string{"hinted for " + hintedFor(e.site.Value(), c.by)}
 	case byZoneHint:
 		if e.inCluster {
 			return []string{"hinted for zone " + h.zone}
 		}
-		return []string{"hinted for " + hintedFor(e.from.Hints, c.by) + ", this is " + h.zone}
+		return []string{"hinted for " + hintedFor(e.site.Value(), c.by) + ", this is " + h.zone}
 	}
 	return nil
 }
 
-func hintedFor(hints *discoveryv1.EndpointHints, by topology) string {
-	var names []string
-	for _, n := range hints.ForNodes {
-		if by == byNodeHint {
-			names = append(names, n.Name)
-		}
-	}
-	for _, z := range hints.ForZones {
-		if by == byZoneHint {
-			names = append(names, z.Name)
-		}
-	}
+func hintedFor(s site, by topology) string {
 	what := "zone "
 	if by == byNodeHint {
 		what = "node "
 	}
-	return what + strings.Join(names, " ")
+	return what + strings.Join(s.hint(by).names(), " ")
 }
 
 func localReason(c *chosen, e *endpoint) []string {

@@ -33,7 +33,7 @@ func (k kind) external() bool { return k == kindLoadBalancer || k == kindExterna
 type wish struct {
 	key  model.Key
 	kind kind
-	port int // index into ports(service)
+	port int // index into serviceFacts.ports
 }
 
 // maxWishes bounds what one Service can cost: external addresses times ports. No sane Service has a hundredth of it, but one
@@ -42,29 +42,32 @@ const maxWishes = 1 << 16
 
 // wishes lists what a Service asks for, sorted by key, one wish a key. It depends on nothing but the object and the
 // configuration, which is what lets wishes be indexed.
-func (c Config) wishes(s *corev1.Service, n *notes) []wish {
-	if !served(s) {
+func (c Config) wishes(f *serviceFacts, n *notes) []wish {
+	if f == nil {
 		return nil
 	}
-	ps := ports(s, n)
+	n.tell(f.faults, always)
+	if c.AllowExternalIPs {
+		n.tell(f.faults, inExternalIPs)
+	}
 	var out []wish
 	var other []string
 	for _, v6 := range [...]bool{false, true} {
-		externals := c.externalAddrs(s, v6, n)
-		var cluster netip.Addr
-		ok := false
+		externals := c.externals(f, v6)
+		cluster := netip.Addr{}
 		if c.serves(v6) {
-			cluster, ok = clusterIP(s, v6, n)
+			cluster = f.cluster[fam(v6)]
+			n.tell(f.faults, inClusterIP(v6))
 		}
-		if !ok {
+		if !cluster.IsValid() {
 			for _, e := range externals {
 				other = append(other, e.ip.String())
 			}
 			continue
 		}
-		for i, p := range ps {
+		for i, p := range f.ports {
 			if len(out)+len(externals)+2 > maxWishes {
-				n.add(Malformed, "the Service has too many addresses and ports (%d addresses, %d ports); not all are served", len(externals), len(ps))
+				n.add(Malformed, "the Service has too many addresses and ports (%d addresses, %d ports); not all are served", len(externals), len(f.ports))
 				break
 			}
 			add := func(ip netip.Addr, number uint16, k kind) {
@@ -94,30 +97,39 @@ type externalAddr struct {
 	kind kind
 }
 
-// externalAddrs lists the addresses of one family that are safe to serve at all.
-func (c Config) externalAddrs(s *corev1.Service, v6 bool, n *notes) []externalAddr {
+// externals lists the external addresses of one family that may be served.
+func (c Config) externals(f *serviceFacts, v6 bool) []externalAddr {
 	var out []externalAddr
-	add := func(field, text string, k kind) {
+	for _, e := range f.external {
+		if e.ip.Is6() == v6 && (c.AllowExternalIPs || e.kind != kindExternalIP) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// externalAddrs reads the addresses that are safe to serve at all.
+func externalAddrs(s *corev1.Service, n *faults) []externalAddr {
+	var out []externalAddr
+	add := func(in where, field, text string, k kind) {
 		ip, ok := parseAddr(text)
 		switch {
 		case strings.TrimSpace(text) == "": // an ingress that has a hostname only
 		case !ok:
-			n.add(Malformed, "%s: %s is no IP address", field, quote(text))
+			n.add(in, Malformed, "%s: %s is no IP address", field, quote(text))
 		case unsafeAddr(ip) != "":
-			n.add(UnsafeAddress, "%s: %s is %s; it is not served", field, ip, unsafeAddr(ip))
-		case ip.Is6() == v6:
+			n.add(in, UnsafeAddress, "%s: %s is %s; it is not served", field, ip, unsafeAddr(ip))
+		default:
 			out = append(out, externalAddr{ip, k})
 		}
 	}
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
-			add(fieldIngress, in.IP, kindLoadBalancer)
+			add(always, fieldIngress, in.IP, kindLoadBalancer)
 		}
 	}
-	if c.AllowExternalIPs {
-		for _, text := range s.Spec.ExternalIPs {
-			add(fieldExternalIPs, text, kindExternalIP)
-		}
+	for _, text := range s.Spec.ExternalIPs {
+		add(inExternalIPs, fieldExternalIPs, text, kindExternalIP)
 	}
-	return out
+	return slices.Clip(out)
 }

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -17,8 +18,9 @@ type Sink interface {
 	Service(types.NamespacedName, *corev1.Service)
 	Slice(types.NamespacedName, *discoveryv1.EndpointSlice)
 	Node(name string, node *corev1.Node) // any node: this one, or a peer whose addresses must not be taken over
-	Addrs([]netip.Addr)                  // all addresses of this machine's interfaces
-	Synced()                             // everything that existed at the start has been told
+	ServiceCIDR(name string, cidr *networkingv1.ServiceCIDR)
+	Addrs([]netip.Addr) // all addresses of this machine's interfaces
+	Synced()            // everything that existed at the start has been told
 }
 
 // Source tells a sink what exists, until ctx ends. It returns an error only when it can't ever work (a missing directory,

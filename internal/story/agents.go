@@ -62,6 +62,7 @@ func (st *stage) start(ctx context.Context, args []string) (string, error) {
 	if err := a.Start(ctx); err != nil {
 		return "", err
 	}
+	st.failOften(a)
 	return st.settle(ctx, nil)
 }
 
@@ -76,6 +77,21 @@ func (st *stage) kill(_ context.Context, args []string) (string, error) {
 	}
 	a.Kill()
 	return "", nil
+}
+
+// whole makes a command that does something to an agent as a whole.
+func (st *stage) whole(do func(*lab.Agent) error) func(context.Context, []string) (string, error) {
+	return func(_ context.Context, args []string) (string, error) {
+		node, args := st.node(args)
+		if len(args) > 0 {
+			return "", script.ErrUsage
+		}
+		a, err := st.agent(node)
+		if err != nil {
+			return "", err
+		}
+		return "", do(a)
+	}
 }
 
 func (st *stage) term(_ context.Context, args []string) (string, error) {
@@ -105,7 +121,7 @@ func (st *stage) fairlead(ctx context.Context, args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return a.Exec(ctx, nil, st.options.Binary, args...)
+	return a.Fairlead(ctx, st.options.Mode, st.options.Binary, args...)
 }
 
 // ask makes a command that asks a running agent.
@@ -273,19 +289,10 @@ func (st *stage) count(ctx context.Context, node string) (c census, err error) {
 		return c, err
 	}
 	c.files = len(fds)
-	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
-		out, err := a.Node.Exec(ctx, nil, tool)
-		if err != nil {
-			return c, err
-		}
-		for _, l := range strings.Split(out, "\n") {
-			// The barrier's own rules carry its port, never a different number of them.
-			if strings.HasPrefix(l, "-A") || strings.HasPrefix(l, ":") {
-				c.rules++
-			}
-		}
-	}
-	return c, nil
+	// The barrier's own rules carry its port, never a different number of them.
+	rules, err := st.listRules(ctx, node)
+	c.rules = len(rules)
+	return c, err
 }
 
 // manyServices writes COUNT Services in one file, with ClusterIPs of both families in 10.96.128.0/17.

@@ -8,13 +8,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
+
+	"fairlead/internal/lab"
 
 	"golang.org/x/sys/unix"
 	"rsc.io/script"
 )
 
-// Faults are put between the agent and iptables-restore: a directory at the front of the agent's PATH holds this very
-// program under the names of the tools, and this program, called so, fails now and then.
+// Faults at a rate are put between the agent and iptables-restore: a directory at the front of the agent's PATH holds this very
+// program under the names of the tools, and this program, called so, fails now and then. An agent that writes by netlink has
+// its switch turned on again and again (kernel.TryFault). A single fault is the switch, in all modes.
 const (
 	faultRate = "FAIRLEAD_STORY_FAULT_RATE"
 	faultPath = "FAIRLEAD_STORY_REAL_PATH"
@@ -58,11 +62,14 @@ func MaybeFault() {
 }
 
 func (st *stage) fault(_ context.Context, args []string) (string, error) {
-	if len(args) != 1 {
+	if len(args) == 0 {
 		return "", script.ErrUsage
 	}
-	if _, err := strconv.ParseFloat(args[0], 64); err != nil {
-		return "", err
+	if args[0] == "once" {
+		return "", st.faultOnce(args[1:])
+	}
+	if _, err := strconv.ParseFloat(args[0], 64); err != nil || len(args) > 1 {
+		return "", script.ErrUsage
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -79,6 +86,30 @@ func (st *stage) fault(_ context.Context, args []string) (string, error) {
 	}
 	st.rate = args[0]
 	return "", nil
+}
+
+// faultOnce makes the next write fail, before or after it takes effect.
+func (st *stage) faultOnce(args []string) error {
+	node, args := st.node(args)
+	a, err := st.agent(node)
+	if err != nil {
+		return err
+	}
+	switch when := strings.Join(args, " "); when {
+	case "", "before", "after":
+		return os.WriteFile(a.FaultFile(), []byte(when), 0o600)
+	}
+	return script.ErrUsage
+}
+
+// failOften lets writes by netlink fail at about the rate, as long as the agent's node is there.
+func (st *stage) failOften(a *lab.Agent) {
+	rate, err := strconv.ParseFloat(st.rate, 64)
+	if err != nil || st.options.Legacy || st.failing[a.Node.Name] {
+		return
+	}
+	st.failing[a.Node.Name] = true
+	a.FailOften(rate)
 }
 
 // faultEnv is what the agent's environment needs for the faults, if any.

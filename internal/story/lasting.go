@@ -103,7 +103,7 @@ func dead(f *lab.Flow) error {
 	return nil
 }
 
-// load handles loads: "load start NAME FROM -> TO [OUTCOME]" and "load stop NAME [AT-LEAST]".
+// load handles loads: "load start NAME FROM -> TO [OUTCOME]" and "load stop NAME [AT-LEAST] [gap D]".
 func (st *stage) load(_ context.Context, args []string) (string, error) {
 	if len(args) < 2 {
 		return "", script.ErrUsage
@@ -112,15 +112,20 @@ func (st *stage) load(_ context.Context, args []string) (string, error) {
 	case "start":
 		return "", st.startLoad(name, args[2:])
 	case "stop":
-		least := 20
-		if len(args) == 3 {
-			n, err := strconv.Atoi(args[2])
-			if err != nil {
+		least, gap, args := 20, time.Duration(0), args[2:]
+		var err error
+		if n := len(args); n >= 2 && args[n-2] == "gap" {
+			if gap, err = time.ParseDuration(args[n-1]); err != nil {
 				return "", err
 			}
-			least = n
+			args = args[:n-2]
 		}
-		return st.stopLoad(name, least)
+		if len(args) == 1 {
+			if least, err = strconv.Atoi(args[0]); err != nil {
+				return "", err
+			}
+		}
+		return st.stopLoad(name, least, gap)
 	}
 	return "", script.ErrUsage
 }
@@ -146,7 +151,7 @@ func (st *stage) startLoad(name string, args []string) error {
 	return nil
 }
 
-func (st *stage) stopLoad(name string, least int) (string, error) {
+func (st *stage) stopLoad(name string, least int, gap time.Duration) (string, error) {
 	loads, ok := st.loads[name]
 	if !ok {
 		return "", fmt.Errorf("no load %q was started", name)
@@ -157,7 +162,10 @@ func (st *stage) stopLoad(name string, least int) (string, error) {
 	for _, l := range loads {
 		r := l.Stop()
 		fmt.Fprintln(&out, r)
-		if r.BadCount > 0 {
+		switch {
+		case gap > 0 && r.Gap > gap:
+			errs = append(errs, fmt.Errorf("for %s connections did not end as they should, want %s at most", r.Gap, gap))
+		case gap == 0 && r.BadCount > 0:
 			errs = append(errs, fmt.Errorf("%d of %d connections did not end as they should", r.BadCount, r.Calls))
 		}
 		if r.Calls < least {

@@ -53,10 +53,12 @@ type stage struct {
 	loads     map[string][]*lab.Load
 	streams   map[string][]*lab.Stream
 	counts    map[string]census
-	rate      string // of faults
+	rate      string          // of faults
+	failing   map[string]bool // nodes whose agents' writes by netlink fail at that rate
 	cmds      map[string]script.Cmd
 
 	flowsSaved   map[string]string
+	rulesSaved   map[string][]string
 	foreignTable []byte
 	noises       map[string]*lab.Noise
 }
@@ -76,7 +78,7 @@ func Run(ctx context.Context, path string, o Options, log io.Writer) (err error)
 	if err := os.MkdirAll(st.manifests, 0o755); err != nil {
 		return err
 	}
-	state, err := script.NewState(ctx, st.dir, append(os.Environ(), "MODE="+o.Mode, "WORK="+st.dir))
+	state, err := script.NewState(ctx, st.dir, append(os.Environ(), "MODE="+o.Mode, "WORK="+st.dir, "CONFIG="+st.configFile()))
 	if err != nil {
 		return err
 	}
@@ -100,7 +102,7 @@ func newStage(o Options, dir string) *stage {
 	st := &stage{
 		options: o, config: lab.Common(), dir: filepath.Join(dir, "story"), manifests: filepath.Join(dir, "manifests"),
 		agents: map[string]*lab.Agent{}, services: map[string]service{},
-		flows: map[string][]*lab.Flow{}, loads: map[string][]*lab.Load{}, streams: map[string][]*lab.Stream{}, counts: map[string]census{}, flowsSaved: map[string]string{}, noises: map[string]*lab.Noise{},
+		flows: map[string][]*lab.Flow{}, loads: map[string][]*lab.Load{}, streams: map[string][]*lab.Stream{}, counts: map[string]census{}, flowsSaved: map[string]string{}, noises: map[string]*lab.Noise{}, failing: map[string]bool{}, rulesSaved: map[string][]string{},
 	}
 	os.MkdirAll(st.dir, 0o755) // an error shows at the first file that is unpacked
 	st.cmds = st.commands()
@@ -192,11 +194,19 @@ func (st *stage) autopsy(log io.Writer) {
 		return
 	}
 	for name := range st.agents {
-		for _, tool := range []string{"iptables-save", "ip6tables-save"} {
-			out, err := st.world.Must(name).Exec(context.Background(), nil, tool)
-			fmt.Fprintf(log, "\n--- %s on %s (%v) ---\n%s\n", tool, name, err, tail(out, 150))
+		for _, tool := range st.listings() {
+			out, err := st.world.Must(name).Exec(context.Background(), nil, tool[0], tool[1:]...)
+			fmt.Fprintf(log, "\n--- %s on %s (%v) ---\n%s\n", strings.Join(tool, " "), name, err, tail(out, 150))
 		}
 	}
+}
+
+// listings print the rules of a node.
+func (st *stage) listings() [][]string {
+	if st.options.Mode == "nftables" {
+		return [][]string{{"nft", "list", "ruleset"}}
+	}
+	return [][]string{{"iptables-save"}, {"ip6tables-save"}}
 }
 
 func tail(s string, lines int) string {

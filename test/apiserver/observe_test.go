@@ -110,7 +110,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	eventually(t, "healthz", page(healthz+"/healthz", 200, `"nodeEligible":true`, `"healthy":true`))
 	eventually(t, "livez", page(healthz+"/livez", 200, `"healthy":true`))
 	if !standIn {
-		eventually(t, "readyz", page(healthz+"/readyz", 200))
+		eventually(t, "readyz", page(healthz+"/readyz", 200, `"servicecidrs"`)) // kube-proxy's account may list them
 	}
 	eventually(t, "proxyMode", page(metrics+"/proxyMode", 200, mode))
 	eventually(t, "metrics", page(metrics+"/metrics", 200,

@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -64,6 +65,8 @@ func (c *check) object(obj metav1.Object) {
 		c.slice(o)
 	case *corev1.Node:
 		c.node(o)
+	case *networkingv1.ServiceCIDR:
+		c.serviceCIDR(o)
 	case *corev1.Pod:
 		c.pod(o)
 	}
@@ -71,8 +74,8 @@ func (c *check) object(obj metav1.Object) {
 
 func (c *check) identity(obj metav1.Object) {
 	c.name = c.kind
-	_, isNode := obj.(*corev1.Node)
-	if isNode {
+	global := isGlobal(obj)
+	if global {
 		obj.SetNamespace("") // it has none, whatever is written
 	} else if obj.GetNamespace() == "" {
 		obj.SetNamespace(metav1.NamespaceDefault)
@@ -89,9 +92,18 @@ func (c *check) identity(obj metav1.Object) {
 	if bad := valid(obj.GetName()); bad != nil {
 		c.refuse("metadata.name", "%s", bad[0])
 	}
-	if bad := validation.IsDNS1123Label(obj.GetNamespace()); bad != nil && !isNode {
+	if bad := validation.IsDNS1123Label(obj.GetNamespace()); bad != nil && !global {
 		c.refuse("metadata.namespace", "%s", bad[0])
 	}
+}
+
+// isGlobal tells of kinds that are in no namespace.
+func isGlobal(obj metav1.Object) bool {
+	switch obj.(type) {
+	case *corev1.Node, *networkingv1.ServiceCIDR:
+		return true
+	}
+	return false
 }
 
 func (c *check) service(s *corev1.Service) {
@@ -324,6 +336,17 @@ func (c *check) node(n *corev1.Node) {
 	for i, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			c.address(fmt.Sprintf("status.addresses[%d].address", i), a.Address)
+		}
+	}
+}
+
+func (c *check) serviceCIDR(s *networkingv1.ServiceCIDR) {
+	if len(s.Spec.CIDRs) == 0 {
+		c.refuse("spec.cidrs", "is missing")
+	}
+	for i, cidr := range s.Spec.CIDRs {
+		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
+			c.note(fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR; it is passed over", cidr)
 		}
 	}
 }

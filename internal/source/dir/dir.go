@@ -1,7 +1,7 @@
 // Package dir is the source that reads Kubernetes manifests from a directory, or from one file: a cluster without an API
 // server.
 //
-// It takes Services, EndpointSlices, Nodes, Pods and workloads, as YAML of many documents, as JSON, and in Lists; all other
+// It takes Services, EndpointSlices, Nodes, ServiceCIDRs, Pods and workloads, as YAML of many documents, as JSON, and in Lists; all other
 // kinds are passed over. What the API server would fill in is filled in, and what it would refuse is reported, "file:line:
 // message", a line each. A Service without EndpointSlice has the Pods that its selector means. An address is never invented.
 //
@@ -256,6 +256,7 @@ func (s *Source) merge(to source.Sink) {
 	tell(s.told.Services, now.Services, compareNames, to.Service)
 	tell(s.told.Slices, now.Slices, compareNames, to.Slice)
 	tell(s.told.Nodes, now.Nodes, strings.Compare, to.Node)
+	tell(s.told.CIDRs, now.CIDRs, strings.Compare, to.ServiceCIDR)
 	s.told = now
 	s.mu.Lock()
 	defer s.mu.Unlock()

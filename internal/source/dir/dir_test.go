@@ -85,6 +85,28 @@ func names(s sourcetest.State) string {
 	return strings.Join(out, " ")
 }
 
+// ServiceCIDRs come, change and go with their file.
+func TestServiceCIDRs(t *testing.T) {
+	dir := t.TempDir()
+	file := func(cidr string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: [" + cidr + "]}\n"
+	}
+	put(t, dir, "cidr.yaml", file("10.96.0.0/16"))
+	w := run(t, dir, "")
+	has := func(want string) {
+		t.Helper()
+		w.sink.Until(t, want, func(s sourcetest.State) bool {
+			c := s.CIDRs["kubernetes"]
+			return c == nil && want == "" || c != nil && c.Spec.CIDRs[0] == want
+		})
+	}
+	has("10.96.0.0/16")
+	put(t, dir, "cidr.yaml", file("10.97.0.0/16"))
+	has("10.97.0.0/16")
+	must(t, os.Remove(filepath.Join(dir, "cidr.yaml")))
+	has("")
+}
+
 // Edits of every kind take effect, and only what they change is told.
 func TestEdits(t *testing.T) {
 	dir := t.TempDir()

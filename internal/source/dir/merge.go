@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -120,10 +121,12 @@ type Objects struct {
 	Services map[types.NamespacedName]*corev1.Service
 	Slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
 	Nodes    map[string]*corev1.Node
+	CIDRs    map[string]*networkingv1.ServiceCIDR
 }
 
 func newObjects() Objects {
-	return Objects{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{}, map[string]*corev1.Node{}}
+	return Objects{map[types.NamespacedName]*corev1.Service{}, map[types.NamespacedName]*discoveryv1.EndpointSlice{},
+		map[string]*corev1.Node{}, map[string]*networkingv1.ServiceCIDR{}}
 }
 
 // merge puts the files together, in the order of their names: of two objects with one name the first counts. It returns
@@ -153,6 +156,8 @@ func merge(files map[string]*file) (Objects, []string) {
 			}
 		case *corev1.Node:
 			out.Nodes[o.ref.name] = v
+		case *networkingv1.ServiceCIDR:
+			out.CIDRs[o.ref.name] = v
 		}
 	}
 	return out, append(odd, out.derive(c, first)...)

@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -81,6 +82,7 @@ var kinds = map[string]kind{
 	"Node":          {"", "v1", func() metav1.Object { return new(corev1.Node) }},
 	"Pod":           {"", "v1", func() metav1.Object { return new(corev1.Pod) }},
 	"EndpointSlice": {"discovery.k8s.io", "v1", func() metav1.Object { return new(discoveryv1.EndpointSlice) }},
+	"ServiceCIDR":   {"networking.k8s.io", "v1", func() metav1.Object { return new(networkingv1.ServiceCIDR) }},
 	"Deployment":    {"apps", "v1", func() metav1.Object { return new(appsv1.Deployment) }},
 	"ReplicaSet":    {"apps", "v1", func() metav1.Object { return new(appsv1.ReplicaSet) }},
 	"StatefulSet":   {"apps", "v1", func() metav1.Object { return new(appsv1.StatefulSet) }},

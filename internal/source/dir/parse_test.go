@@ -66,6 +66,9 @@ func tale(o Objects, reports []string) string {
 		n := o.Nodes[name]
 		fmt.Fprintf(&b, "Node %s %v %v\n", name, n.Spec.PodCIDRs, n.Status.Addresses)
 	}
+	for _, name := range slices.Sorted(maps.Keys(o.CIDRs)) {
+		fmt.Fprintf(&b, "ServiceCIDR %s %v\n", name, o.CIDRs[name].Spec.CIDRs)
+	}
 	for _, r := range reports {
 		fmt.Fprintln(&b, r)
 	}

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -36,6 +37,7 @@ type api struct {
 	cut       chan struct{} // closed to end all watches
 	old       bool          // does not know how to stream lists
 	refuse    int           // status code for everything; 0 is none
+	noCIDRs   int           // status code for ServiceCIDRs; 0 is none
 	queries   map[string][]url.Values
 	events    []*eventsv1.Event
 	noEvents  []int // status codes for the next Events posted
@@ -79,7 +81,7 @@ func (a *api) put(objects ...metav1.Object) {
 	for _, o := range objects {
 		a.version++
 		o.SetResourceVersion(strconv.Itoa(a.version))
-		resource, key, kind := resourceOf(o), keyOf(o).String(), "MODIFIED"
+		resource, key, kind := resourceOf(o), keyOf(o), "MODIFIED"
 		if a.objects[resource] == nil {
 			a.objects[resource] = map[string]metav1.Object{}
 		}
@@ -97,7 +99,7 @@ func (a *api) remove(o metav1.Object) {
 	defer a.mu.Unlock()
 	a.version++
 	o.SetResourceVersion(strconv.Itoa(a.version))
-	delete(a.objects[resourceOf(o)], keyOf(o).String())
+	delete(a.objects[resourceOf(o)], keyOf(o))
 	a.log = append(a.log, change{a.version, resourceOf(o), "DELETED", o})
 	a.ring()
 }
@@ -122,8 +124,8 @@ func (a *api) rewrite(changed, gone metav1.Object) {
 	a.version += 2
 	a.log, a.compacted = nil, a.version
 	changed.SetResourceVersion(strconv.Itoa(a.version))
-	a.objects[resourceOf(changed)][keyOf(changed).String()] = changed
-	delete(a.objects[resourceOf(gone)], keyOf(gone).String())
+	a.objects[resourceOf(changed)][keyOf(changed)] = changed
+	delete(a.objects[resourceOf(gone)], keyOf(gone))
 	close(a.cut)
 	a.cut = make(chan struct{})
 }
@@ -143,6 +145,8 @@ func resourceOf(o metav1.Object) string {
 		return "endpointslices"
 	case *corev1.Node:
 		return "nodes"
+	case *networkingv1.ServiceCIDR:
+		return "servicecidrs"
 	}
 	panic(fmt.Sprintf("%T", o))
 }
@@ -151,6 +155,7 @@ var lists = map[string]metav1.TypeMeta{
 	"services":       {Kind: "ServiceList", APIVersion: "v1"},
 	"endpointslices": {Kind: "EndpointSliceList", APIVersion: "discovery.k8s.io/v1"},
 	"nodes":          {Kind: "NodeList", APIVersion: "v1"},
+	"servicecidrs":   {Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"},
 }
 
 // typed is the object as JSON that says its kind.
@@ -169,11 +174,16 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.queries[resource] = append(a.queries[resource], q)
 	refuse, old, compacted := a.refuse, a.old, a.compacted
+	noCIDRs := a.noCIDRs
 	a.mu.Unlock()
 	since, _ := strconv.Atoi(q.Get("resourceVersion"))
 	switch {
 	case refuse != 0:
 		status(w, refuse, "Unauthorized", "no")
+	case noCIDRs == http.StatusNotFound && resource == "servicecidrs":
+		status(w, noCIDRs, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+	case noCIDRs != 0 && resource == "servicecidrs":
+		status(w, noCIDRs, metav1.StatusReasonForbidden, "servicecidrs.networking.k8s.io is forbidden")
 	case r.Method == http.MethodPost:
 		a.post(w, r)
 	case q.Get("watch") != "" && q.Get("sendInitialEvents") != "" && old:

@@ -1,10 +1,11 @@
-// Package kube is the source that asks the Kubernetes API: it lists and watches Services, EndpointSlices and Nodes.
+// Package kube is the source that asks the Kubernetes API: it lists and watches Services, EndpointSlices, Nodes and,
+// where it has them and lets us, ServiceCIDRs.
 //
 // One reflector a resource streams into a [mirror], which trims each object to what a Service proxy reads, and tells the
 // sink what is new, what is different in something that matters, and what is gone. The mirror itself keeps no objects: a name
 // and a fingerprint each. So the memory of a big cluster is whatever the sink makes of it.
 //
-// Instead of client-go's clientset the package uses its REST client and a scheme of three groups.
+// Instead of client-go's clientset the package uses its REST client and a scheme of the groups it needs.
 package kube
 
 import (
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -52,6 +54,7 @@ type Source struct {
 	http     *http.Client
 	core     rest.Interface
 	discover rest.Interface
+	network  rest.Interface
 	events   rest.Interface
 	watched  []*tracker // one a resource, in the order of Status
 }
@@ -75,7 +78,8 @@ func New(c Config) (*Source, error) {
 	s := &Source{config: c, http: client}
 	codecs := serializer.NewCodecFactory(newScheme()).WithoutConversion()
 	for gv, to := range map[schema.GroupVersion]*rest.Interface{
-		corev1.SchemeGroupVersion: &s.core, discoveryv1.SchemeGroupVersion: &s.discover, eventsv1.SchemeGroupVersion: &s.events,
+		corev1.SchemeGroupVersion: &s.core, discoveryv1.SchemeGroupVersion: &s.discover,
+		networkingv1.SchemeGroupVersion: &s.network, eventsv1.SchemeGroupVersion: &s.events,
 	} {
 		group := rest.CopyConfig(cfg)
 		group.GroupVersion, group.NegotiatedSerializer, group.APIPath = &gv, codecs, "/apis"
@@ -86,7 +90,7 @@ func New(c Config) (*Source, error) {
 			return nil, fmt.Errorf("connect to the Kubernetes API: %w", oneLine(err))
 		}
 	}
-	s.watched = []*tracker{newTracker("services"), newTracker("endpointslices"), newTracker("nodes")}
+	s.watched = []*tracker{newTracker("services"), newTracker("endpointslices"), newTracker("nodes"), newTracker("servicecidrs")}
 	return s, nil
 }
 
@@ -95,6 +99,7 @@ func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(corev1.AddToScheme(s))
 	utilruntime.Must(discoveryv1.AddToScheme(s))
+	utilruntime.Must(networkingv1.AddToScheme(s))
 	utilruntime.Must(eventsv1.AddToScheme(s))
 	return s
 }
@@ -111,7 +116,8 @@ func qpsOf(c *rest.Config) (float32, int) {
 }
 
 // Run tells to what the API says, until ctx ends. While the API is away nothing is told, and it is tried again with a
-// back-off, for ever. Synced is told once, after the first list of each resource.
+// back-off, for ever. Synced is told once, after the first list of each resource
+// that there is.
 func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	defer utilnet.CloseIdleConnectionsFor(s.http.Transport)
 	var missing atomic.Int32
@@ -125,6 +131,7 @@ func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	services := newMirror(s.watched[0], listed, trim.service, to.Service)
 	slices := newMirror(s.watched[1], listed, trim.slice, to.Slice)
 	nodes := newMirror(s.watched[2], listed, trim.node, func(key types.NamespacedName, n *corev1.Node) { to.Node(key.Name, n) })
+	cidrs := newMirror(s.watched[3], listed, trim.serviceCIDR, func(key types.NamespacedName, c *networkingv1.ServiceCIDR) { to.ServiceCIDR(key.Name, c) })
 
 	var nodeFields string
 	if s.config.OnlyNode != "" {
@@ -133,21 +140,25 @@ func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	back := newSignal()
 	var running sync.WaitGroup
 	for _, r := range []*resource{
-		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0], back},
-		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1], back},
-		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2], back},
+		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0], back, nil},
+		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1], back, nil},
+		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2], back, nil},
 	} {
 		running.Go(func() { r.reflect(ctx) })
 	}
+	optional := &resource{s.network, "servicecidrs", "", "", &networkingv1.ServiceCIDR{}, cidrs, s.watched[3], back, nil}
+	running.Go(func() { optional.reflectIfServed(ctx, cidrs.none) })
 	running.Wait()
 	return nil
 }
 
-// Status tells, of each resource, how well it is known.
+// Status tells, of each resource that there is, how well it is known.
 func (s *Source) Status() []Status {
-	out := make([]Status, len(s.watched))
-	for i, t := range s.watched {
-		out[i] = t.status()
+	out := make([]Status, 0, len(s.watched))
+	for _, t := range s.watched {
+		if now, served := t.status(); served {
+			out = append(out, now)
+		}
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead/internal/source/sourcetest"
@@ -33,6 +34,10 @@ func node(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24"}}
 }
 
+func serviceCIDR(name string, ranges ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: ranges}}
+}
+
 func newSource(t *testing.T, c Config) *Source {
 	t.Helper()
 	s, err := New(c)
@@ -50,16 +55,19 @@ func TestListAndWatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, sink := newAPI(t).start(), new(sourcetest.Sink)
 			a.old = old
-			a.put(service("web", "10.96.0.1"), slice("web", "10.244.1.1"), node("n1"))
+			a.put(service("web", "10.96.0.1"), slice("web", "10.244.1.1"), node("n1"), serviceCIDR("kubernetes", "10.96.0.0/16"))
 			s := newSource(t, Config{Rest: a.rest()})
 			sourcetest.Run(t, s, sink)
 
 			now := sink.Until(t, "synced", synced)
-			if len(now.Services) != 1 || len(now.Slices) != 1 || len(now.Nodes) != 1 {
+			if len(now.Services) != 1 || len(now.Slices) != 1 || len(now.Nodes) != 1 || len(now.CIDRs) != 1 {
 				t.Fatalf("synced with calls %q", now.Calls)
 			}
 			if got := now.Services["default/web"]; got.Spec.ClusterIP != "10.96.0.1" || got.Spec.Selector != nil {
 				t.Errorf("service is not trimmed: %+v", got.Spec)
+			}
+			if n := len(s.Status()); n != 4 {
+				t.Errorf("status of %d resources", n)
 			}
 			for _, st := range s.Status() {
 				if !st.Synced || st.Objects != 1 || st.LastError != nil || st.LastEvent.IsZero() {
@@ -70,7 +78,9 @@ func TestListAndWatch(t *testing.T) {
 			sink.Forget()
 			other := service("web", "10.96.0.1")
 			other.Spec.Selector = map[string]string{"app": "other"} // nothing that a proxy reads
-			a.put(other, service("web", "10.96.0.2"), slice("web", "10.244.1.2"))
+			ready := serviceCIDR("kubernetes", "10.96.0.0/16")
+			ready.Status.Conditions = []metav1.Condition{{Type: "Ready"}}
+			a.put(other, ready, service("web", "10.96.0.2"), slice("web", "10.244.1.2"))
 			now = sink.Until(t, "changes", func(s sourcetest.State) bool {
 				return s.Services["default/web"].Spec.ClusterIP == "10.96.0.2" && s.Slices["default/web"].Endpoints[0].Addresses[0] == "10.244.1.2"
 			})
@@ -79,7 +89,8 @@ func TestListAndWatch(t *testing.T) {
 			}
 			a.remove(service("web", ""))
 			a.remove(node("n1"))
-			now = sink.Until(t, "removal", func(s sourcetest.State) bool { return len(s.Services)+len(s.Nodes) == 0 })
+			a.remove(serviceCIDR("kubernetes"))
+			now = sink.Until(t, "removal", func(s sourcetest.State) bool { return len(s.Services)+len(s.Nodes)+len(s.CIDRs) == 0 })
 			if now.Synced != 1 {
 				t.Errorf("told Synced %d times", now.Synced)
 			}
@@ -98,6 +109,7 @@ func TestSelectors(t *testing.T) {
 		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
 		"endpointslices": {"!service.kubernetes.io/headless", ""},
 		"nodes":          {"", "metadata.name=n1"},
+		"servicecidrs":   {"", ""},
 	}
 	for resource, w := range want {
 		if len(a.queries[resource]) == 0 {
@@ -197,6 +209,52 @@ func TestRefused(t *testing.T) {
 	now := sink.Until(t, "the late Service", func(s sourcetest.State) bool { return s.Services["default/late"] != nil })
 	if now.Services["default/web"] == nil || now.Synced != 1 {
 		t.Errorf("calls %q", now.Calls)
+	}
+}
+
+// An API server that does not know ServiceCIDRs, or does not let us have them, keeps nobody waiting, and is no trouble. When
+// it does, they are taken; when it does not any more, they are gone.
+func TestUnserved(t *testing.T) {
+	for _, code := range []int{http.StatusNotFound, http.StatusForbidden} {
+		for name, old := range map[string]bool{"streamed list": false, "old API server": true} {
+			t.Run(http.StatusText(code)+"/"+name, func(t *testing.T) {
+				a, sink := newAPI(t).start(), new(sourcetest.Sink)
+				a.old, a.noCIDRs = old, code
+				a.put(service("web", "10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/16"))
+				s := newSource(t, Config{Rest: a.rest()})
+				sourcetest.Run(t, s, sink)
+				if now := sink.Until(t, "synced", synced); len(now.CIDRs) > 0 {
+					t.Errorf("synced with %v", now.Calls)
+				}
+				if n := len(s.Status()); n != 3 {
+					t.Errorf("status of %d resources", n)
+				}
+				asked := func() (n int) { a.set(func(a *api) { n = len(a.queries["servicecidrs"]) }); return n }
+				before := asked()
+
+				// The API server is replaced by one that serves them.
+				a.set(func(a *api) { a.refuse = http.StatusServiceUnavailable })
+				a.cutWatches()
+				waitFor(t, "an error in the status", func() bool { return s.Status()[0].LastError != nil })
+				if n := asked(); n != before {
+					t.Errorf("asked again %d times", n-before)
+				}
+				a.set(func(a *api) { a.refuse, a.noCIDRs = 0, 0 })
+				sink.Until(t, "ServiceCIDRs", func(s sourcetest.State) bool { return s.CIDRs["kubernetes"] != nil })
+				waitFor(t, "a clean status", func() bool {
+					return len(s.Status()) == 4 && !slices.ContainsFunc(s.Status(), func(st Status) bool { return !st.Synced || st.LastError != nil })
+				})
+
+				// And back.
+				a.set(func(a *api) { a.noCIDRs = code })
+				a.cutWatches()
+				now := sink.Until(t, "no ServiceCIDRs", func(s sourcetest.State) bool { return len(s.CIDRs) == 0 })
+				if now.Synced != 1 || now.Services["default/web"] == nil {
+					t.Errorf("calls %q", now.Calls)
+				}
+				waitFor(t, "a clean status", func() bool { return len(s.Status()) == 3 })
+			})
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"hash/maphash"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,7 +18,7 @@ type object[T any] interface {
 	MarshalToSizedBuffer([]byte) (int, error)
 }
 
-// mirror is the store that a reflector fills. It implements [cache.TransformingStore], so that objects are trimmed as they
+// mirror is the store that a reflector fills. It implements [cache.TransformingStore], so that objects are told as they
 // stream in, and [cache.ReflectorBookmarkStore]. Only the goroutine of its reflector calls it.
 type mirror[T any, P object[T]] struct {
 	track  *tracker
@@ -25,13 +26,15 @@ type mirror[T any, P object[T]] struct {
 	trim   func(P)
 	tell   func(types.NamespacedName, P)
 
-	seen map[types.NamespacedName]uint64 // fingerprints of what has been told
+	complete bool // there was a full list
+
+	seen map[string]uint64 // by namespace/name: fingerprints of what has been told
 	seed maphash.Seed
 	buf  []byte
 }
 
 func newMirror[T any, P object[T]](track *tracker, listed func(), trim func(P), tell func(types.NamespacedName, P)) *mirror[T, P] {
-	return &mirror[T, P]{track: track, listed: listed, trim: trim, tell: tell, seen: map[types.NamespacedName]uint64{}, seed: maphash.MakeSeed()}
+	return &mirror[T, P]{track: track, listed: listed, trim: trim, tell: tell, seen: map[string]uint64{}, seed: maphash.MakeSeed()}
 }
 
 var _ cache.TransformingStore = (*mirror[nothing, *nothing])(nil)
@@ -58,13 +61,16 @@ func (m *mirror[T, P]) Delete(obj any) error {
 
 // Replace takes everything that exists. What is not in the list is gone.
 func (m *mirror[T, P]) Replace(list []any, _ string) error {
-	there := make(map[types.NamespacedName]bool, len(list))
+	there := make(map[string]bool, len(list))
 	for _, obj := range list {
-		p, ok := obj.(P)
-		if !ok {
+		switch o := obj.(type) {
+		case string: // told already; see Transformer
+			there[o] = true
+		case P:
+			there[keyOf(o)] = true
+		default:
 			return fmt.Errorf("list %s: unexpected %T", m.track.resource, obj)
 		}
-		there[keyOf(p)] = true
 	}
 	for key := range m.seen {
 		if !there[key] {
@@ -72,14 +78,28 @@ func (m *mirror[T, P]) Replace(list []any, _ string) error {
 		}
 	}
 	for _, obj := range list {
+		if _, told := obj.(string); told {
+			continue
+		}
 		if err := m.put(obj); err != nil {
 			return err
 		}
 	}
+	m.complete = true
 	if m.track.listed(len(m.seen)) {
 		m.listed()
 	}
 	return nil
+}
+
+// none takes note that the API has nothing of the kind, for us at least. It stands for a list.
+func (m *mirror[T, P]) none(why error) {
+	for key := range m.seen {
+		m.gone(key)
+	}
+	if m.track.unserved(why) {
+		m.listed()
+	}
 }
 
 // Bookmark is the word of the API that there was nothing else until now.
@@ -88,36 +108,62 @@ func (m *mirror[T, P]) Bookmark(string) error { m.track.heard(len(m.seen)); retu
 // Resync does nothing: the engine has a resync of its own.
 func (m *mirror[T, P]) Resync() error { return nil }
 
-// Transformer trims.
+// Transformer looks at the objects of a streamed list (KEP-3157) as they come, and leaves the names alone of those that need
+// not wait for the end of the list: held together, the objects of a large cluster would be most of what the process ever
+// needs. What is told already, is not held; and of the first list all is told as it comes, since nobody acts upon it before it
+// is complete. News of a later list wait, so that what is gone is told before what takes its place.
 func (m *mirror[T, P]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
-		if p, ok := obj.(P); ok {
-			m.trim(p)
+		p, ok := obj.(P)
+		if !ok {
+			return obj, nil
+		}
+		if l := m.look(p); !l.news || !m.complete {
+			m.take(p, l)
+			return l.key, nil
 		}
 		return obj, nil
 	}
 }
 
-// put tells of an object, unless nothing that is left of it after trimming differs from what was told before.
 func (m *mirror[T, P]) put(obj any) error {
 	p, ok := obj.(P)
 	if !ok {
 		return fmt.Errorf("put %s: unexpected %T", m.track.resource, obj)
 	}
-	m.trim(p)
-	key, print := keyOf(p), m.fingerprint(p)
-	if old, ok := m.seen[key]; !ok || old != print {
-		m.seen[key] = print
-		m.tell(key, p)
-	}
-	m.track.heard(len(m.seen))
+	m.take(p, m.look(p))
 	return nil
 }
 
-func (m *mirror[T, P]) gone(key types.NamespacedName) {
+// looked is what a look at an object has found.
+type looked struct {
+	key   string
+	print uint64
+	news  bool // something that is left of it after trimming differs from what was told before
+}
+
+func (m *mirror[T, P]) look(p P) looked {
+	m.trim(p)
+	l := looked{key: keyOf(p), print: m.fingerprint(p)}
+	old, ok := m.seen[l.key]
+	l.news = !ok || old != l.print
+	return l
+}
+
+// take tells of an object that is news.
+func (m *mirror[T, P]) take(p P, l looked) {
+	if l.news {
+		m.seen[l.key] = l.print
+		m.tell(types.NamespacedName{Namespace: p.GetNamespace(), Name: p.GetName()}, p)
+	}
+	m.track.heard(len(m.seen))
+}
+
+func (m *mirror[T, P]) gone(key string) {
 	if _, ok := m.seen[key]; ok {
 		delete(m.seen, key)
-		m.tell(key, nil)
+		namespace, name, _ := strings.Cut(key, "/")
+		m.tell(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 	}
 }
 
@@ -134,6 +180,4 @@ func (m *mirror[T, P]) fingerprint(p P) uint64 {
 	return maphash.Bytes(m.seed, m.buf[:n])
 }
 
-func keyOf(o metav1.Object) types.NamespacedName {
-	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
-}
+func keyOf(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }

@@ -35,6 +35,8 @@ type resource struct {
 	store   cache.ReflectorStore
 	track   *tracker
 	back    *signal // given when the API answers again, whichever resource asked
+
+	unserved context.CancelCauseFunc // called when the API does not serve the resource; nil takes that for trouble that passes
 }
 
 // reflect keeps the store like the API, until ctx ends.
@@ -58,6 +60,9 @@ func (r *resource) watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 	w, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 	r.asked(ctx, trouble(o, err))
 	if ctx.Err() != nil {
+		if err == nil {
+			w.Stop()
+		}
 		return nil, io.EOF // the one error that the reflector does not log
 	}
 	return w, err
@@ -65,6 +70,10 @@ func (r *resource) watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 
 // asked notes how a request went, and wakes those who wait for the API to answer again.
 func (r *resource) asked(ctx context.Context, err error) {
+	if r.unserved != nil && isUnserved(err) {
+		r.unserved(err)
+		return
+	}
 	if r.track.asked(ctx, err) {
 		r.track.ahead.Add(int64(backoffReset + time.Second))
 		r.back.give()

@@ -11,7 +11,7 @@ import (
 
 // Status is how well one resource is known.
 type Status struct {
-	Resource  string    // "services", "endpointslices", "nodes"
+	Resource  string    // "services", "endpointslices", "nodes", "servicecidrs"
 	Synced    bool      // the first full list has been told
 	Objects   int       // how many are known
 	LastEvent time.Time // when the API last said anything about it: an answer, an event or, about once a minute, a bookmark. Zero is never
@@ -27,19 +27,20 @@ type tracker struct {
 	resource string
 	ahead    atomic.Int64 // see stopClock
 
-	mu   sync.Mutex
-	now  Status
-	said time.Time
+	mu     sync.Mutex
+	now    Status
+	said   time.Time
+	absent bool // the API does not serve it; see reflectIfServed
 }
 
 func newTracker(resource string) *tracker {
 	return &tracker{resource: resource, now: Status{Resource: resource}}
 }
 
-func (t *tracker) status() Status {
+func (t *tracker) status() (now Status, served bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.now
+	return t.now, !t.absent
 }
 
 // heard notes that something came in.
@@ -61,6 +62,18 @@ func (t *tracker) listed(objects int) (first bool) {
 	return first
 }
 
+// unserved notes that the API does not serve the resource, and tells whether it was waited for. It is logged once.
+func (t *tracker) unserved(why error) (first bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first = !t.now.Synced
+	if !t.absent {
+		klog.InfoS("The Kubernetes API does not serve this to us; going on without", "resource", t.resource, "err", oneLine(why))
+	}
+	t.absent, t.now = true, Status{Resource: t.resource, Synced: true}
+	return first
+}
+
 // asked notes how a request went, and tells whether it is the first that went well after trouble.
 func (t *tracker) asked(ctx context.Context, err error) (again bool) {
 	if ctx.Err() != nil {
@@ -70,6 +83,10 @@ func (t *tracker) asked(ctx context.Context, err error) (again bool) {
 	defer t.mu.Unlock()
 	now := time.Now()
 	if err == nil {
+		if t.absent {
+			t.absent = false
+			klog.InfoS("The Kubernetes API serves this now", "resource", t.resource)
+		}
 		if again = t.now.LastError != nil; again {
 			klog.InfoS("The Kubernetes API answers again", "resource", t.resource, "after", now.Sub(t.now.Since).Round(time.Millisecond))
 		}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -96,21 +97,31 @@ func TestTrimNode(t *testing.T) {
 	}
 }
 
-// A table that is full starts over: it never grows without bound, and what it gave away stays right.
+func TestTrimServiceCIDR(t *testing.T) {
+	c := serviceCIDR("kubernetes", "10.96.0.0/16", "fd00:96::/112")
+	c.UID, c.ResourceVersion, c.Finalizers = "u", "7", []string{"networking.k8s.io/service-cidr-finalizer"}
+	c.DeletionTimestamp = &metav1.Time{Time: time.Now()} // counts until it is gone
+	c.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse}}
+	want := serviceCIDR("kubernetes", "10.96.0.0/16", "fd00:96::/112")
+	if newTrimmer().serviceCIDR(c); !cmp.Equal(want, c) {
+		t.Error(cmp.Diff(want, c))
+	}
+}
+
+// A table that is full starts over: it never grows without bound, and what it gives stays right.
 func TestInternerIsBounded(t *testing.T) {
 	var in interner
-	first := in.pointer(ptr("first"))
 	for i := range 3 * internMost {
-		in.one(strings.Repeat("x", i%7) + time.Duration(i).String())
-		in.port(ptr(int32(i)))
+		text := strings.Repeat("x", i%7) + time.Duration(i).String()
+		if got := in.one(text); got != text {
+			t.Fatalf("%q for %q", got, text)
+		}
 	}
-	if len(in.names) > internMost || len(in.ports) > internMost {
-		t.Errorf("%d names, %d ports", len(in.names), len(in.ports))
+	if len(in.names) > internMost {
+		t.Errorf("%d names", len(in.names))
 	}
-	if *first != "first" || *in.port(ptr(int32(5))) != 5 || in.pointer(nil) != nil || in.port(nil) != nil {
-		t.Error("what was interned is wrong")
-	}
-	if a, b := in.pointer(ptr("zone")), in.pointer(ptr("zone")); a != b {
+	a, b := in.one(strings.Clone("zone")), in.one(strings.Clone("zone"))
+	if unsafe.StringData(a) != unsafe.StringData(b) {
 		t.Error("equal strings are two")
 	}
 }

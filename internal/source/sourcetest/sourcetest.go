@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead/internal/source"
@@ -27,6 +28,7 @@ type State struct {
 	Services map[string]*corev1.Service // by namespace/name
 	Slices   map[string]*discoveryv1.EndpointSlice
 	Nodes    map[string]*corev1.Node
+	CIDRs    map[string]*networkingv1.ServiceCIDR
 	Addrs    []netip.Addr
 	Synced   int // how often it was told
 	Calls    []string
@@ -54,6 +56,11 @@ func (s *Sink) Slice(key types.NamespacedName, v *discoveryv1.EndpointSlice) {
 // Node implements [source.Sink].
 func (s *Sink) Node(name string, v *corev1.Node) {
 	s.call("node", name, v == nil, func() { set(&s.now.Nodes, name, v) })
+}
+
+// ServiceCIDR implements [source.Sink].
+func (s *Sink) ServiceCIDR(name string, v *networkingv1.ServiceCIDR) {
+	s.call("servicecidr", name, v == nil, func() { set(&s.now.CIDRs, name, v) })
 }
 
 // Addrs implements [source.Sink].
@@ -94,7 +101,7 @@ func (s *Sink) Now() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now
-	now.Services, now.Slices, now.Nodes = maps.Clone(now.Services), maps.Clone(now.Slices), maps.Clone(now.Nodes)
+	now.Services, now.Slices, now.Nodes, now.CIDRs = maps.Clone(now.Services), maps.Clone(now.Slices), maps.Clone(now.Nodes), maps.Clone(now.CIDRs)
 	now.Calls = slices.Clone(now.Calls)
 	return now
 }
