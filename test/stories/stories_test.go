@@ -2,7 +2,7 @@
 // it shows; package story explains the language.
 //
 // The stories need root (namespaces) and the binary (make build). FAIRLEAD names another binary, FAIRLEAD_MODES the modes
-// that all of them are told for (iptables,iptables-legacy), FAIRLEAD_STORIES a pattern of other files.
+// that all of them are told for (iptables,iptables-legacy,nftables), FAIRLEAD_STORIES a pattern of other files.
 package stories
 
 import (
@@ -71,7 +71,7 @@ func modes() []string {
 	if m := os.Getenv("FAIRLEAD_MODES"); m != "" {
 		return strings.Split(m, ",")
 	}
-	return []string{"iptables", "iptables-legacy"}
+	return []string{"iptables", "iptables-legacy", "nftables"}
 }
 
 func options(t *testing.T, mode string) story.Options {
