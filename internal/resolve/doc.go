@@ -34,7 +34,8 @@
 //
 // # What is read
 //
-// Objects may be trimmed to what is read here. Of all: name, namespace. Service: creationTimestamp, the label
+// Objects are read when they are told, and not kept. They may be trimmed to what is read here. Of all: name, namespace.
+// Service: uid, creationTimestamp, the label
 // service.kubernetes.io/service-proxy-name, the annotation fairlead.io/topology-keys, spec, status.loadBalancer.
 // EndpointSlice: creationTimestamp, resourceVersion, the label kubernetes.io/service-name, the annotation
 // endpoints.kubernetes.io/last-change-trigger-time, addressType, ports, and of endpoints addresses, conditions, targetRef,

@@ -112,7 +112,9 @@ func (b *board) news() []model.Notice {
 			}
 		}
 	}
-	clear(b.fresh)
+	if len(b.fresh) > 0 {
+		b.fresh = map[string]bool{} // to clear a map costs as much as it was large once
+	}
 	slices.SortFunc(out, compareNotices)
 	return out
 }

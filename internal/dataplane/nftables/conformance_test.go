@@ -19,9 +19,14 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	usual := txMost
-	defer func() { txMost = usual }()
+	defer keep(&txMost)()
 	dptest.Run(t, func(*testing.T) dptest.Subject { return newSubject(newFakeKernel()).subject() })
+}
+
+// keep gives a function that puts back what is in v now.
+func keep[T any](v *T) func() {
+	was := *v
+	return func() { *v = was }
 }
 
 // nfSubject is the dataplane over a kernel that keeps tables and walks packets through them, and a relay for localhost.

@@ -205,6 +205,7 @@ func inKernel(t *testing.T, f func(w *twin)) {
 // TestFakeIsFaithful plays the suite on the fake and on the kernel at once: both must take and refuse the same transactions,
 // and list the same.
 func TestFakeIsFaithful(t *testing.T) {
+	defer keep(&txMost)()
 	inKernel(t, func(w *twin) {
 		dptest.Run(t, func(t *testing.T) dptest.Subject {
 			t.Cleanup(func() {
