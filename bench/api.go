@@ -3,17 +3,13 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,6 +19,7 @@ import (
 )
 
 const (
+	apiPort      = 46443 // testctl's; the next one is etcd's
 	controlDir   = "/run/testctl"
 	proxyConfig  = controlDir + "/proxy.conf"
 	servicesPath = "/api/v1/namespaces/default/services"
@@ -82,11 +79,14 @@ func (c *control) stop() {
 	c.command.Wait()
 }
 
-// send sends an object as JSON, and decodes the answer unless it is not wanted.
+// send sends an object as JSON, if there is one, and decodes the answer unless it is not wanted.
 func (c *control) send(method, path string, object, answer any) error {
-	body, err := json.Marshal(object)
-	if err != nil {
-		return err
+	var body []byte
+	if object != nil {
+		var err error
+		if body, err = json.Marshal(object); err != nil {
+			return err
+		}
 	}
 	request, err := http.NewRequest(method, c.host+path, bytes.NewReader(body))
 	if err != nil {
@@ -113,6 +113,8 @@ func (c *control) send(method, path string, object, answer any) error {
 
 func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
+func sliceName(i int) string { return serviceName(i) + "-x7k2p" }
+
 func serviceObject(i int) *corev1.Service {
 	ip := serviceAddr(i).String()
 	return &corev1.Service{
@@ -126,7 +128,7 @@ func serviceObject(i int) *corev1.Service {
 func sliceObject(i, set, endpoints int) *discoveryv1.EndpointSlice {
 	name, protocol, port, yes := "http", corev1.ProtocolTCP, int32(podPort), true
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: serviceName(i) + "-x7k2p", Labels: map[string]string{
+		ObjectMeta: metav1.ObjectMeta{Name: sliceName(i), Labels: map[string]string{
 			discoveryv1.LabelServiceName: serviceName(i), discoveryv1.LabelManagedBy: "bench"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
@@ -144,82 +146,16 @@ func sliceObject(i, set, endpoints int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// fill creates all Services, with the first set of endpoints.
-func (c *control) fill(services, endpoints int) error {
-	const workers = 16
-	next := make(chan int)
-	failed := make([]error, workers)
-	var all sync.WaitGroup
-	for w := range workers {
-		all.Go(func() {
-			for i := range next {
-				if failed[w] != nil {
-					continue // drain
-				}
-				failed[w] = c.send(http.MethodPost, servicesPath, serviceObject(i), nil)
-				if failed[w] == nil {
-					failed[w] = c.send(http.MethodPost, slicesPath, sliceObject(i, 0, endpoints), nil)
-				}
-			}
-		})
-	}
-	for i := range services {
-		next <- i
-	}
-	close(next)
-	all.Wait()
-	return errors.Join(failed...)
-}
-
 // endpoints makes one set the endpoints of a Service.
 func (c *control) endpoints(i, set, endpoints int) error {
 	s := sliceObject(i, set, endpoints)
 	return c.send(http.MethodPut, slicesPath+"/"+s.Name, s, nil)
 }
 
-// delivery is an EndpointSlice as our own watch saw it.
-type delivery struct {
-	set int
-	at  time.Time
-}
-
-// watch tells when each change of a Service's endpoints arrives at a client.
-func (c *control) watch(ctx context.Context, i int) (<-chan delivery, error) {
-	url := c.host + slicesPath + "?watch=1&labelSelector=" + discoveryv1.LabelServiceName + "%3D" + serviceName(i)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := c.http.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		response.Body.Close()
-		return nil, fmt.Errorf("watch: %s", response.Status)
-	}
-	seen := make(chan delivery, 100)
-	go func() {
-		defer response.Body.Close()
-		defer close(seen)
-		lines := bufio.NewReader(response.Body)
-		for {
-			line, err := lines.ReadBytes('\n')
-			at := time.Now()
-			var event struct{ Object discoveryv1.EndpointSlice }
-			if err != nil || json.Unmarshal(line, &event) != nil || len(event.Object.Endpoints) == 0 {
-				return
-			}
-			seen <- delivery{firstSet(&event.Object), at}
-		}
-	}()
-	return seen, nil
-}
-
 // manifestFile holds the objects when there is no API server.
 const manifestFile = "/run/bench.yaml"
 
-// writeManifests writes what fill would create, one JSON document (which is YAML too) after the other.
+// writeManifests writes what resize has in an API server, one JSON document (which is YAML too) after the other.
 func writeManifests(services, endpoints int) error {
 	f, err := os.Create(manifestFile)
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,36 +22,62 @@ import (
 
 // options are the command line.
 type options struct {
-	services, endpoints, rounds int
-	mode, backends              string
-	fairlead, kubeProxy         string
-	changes, lone               int           // measured endpoint changes, back to back and each after a pause
-	connects, repeats           int           // of the latency of connect()
-	settle, deadline            time.Duration // the pause before memory is read; the longest wait for rules
-	json, profile               string
-	manifests                   bool // no API server: see fromManifests
+	sizes               []int // numbers of Services, one after the other
+	services            int   // the number that is measured now
+	endpoints, rounds   int
+	mode, backends      string
+	fairlead, kubeProxy string
+	steps               steps
+	changes, lone       int           // measured endpoint changes, back to back and each after a pause
+	changing            time.Duration // no further one back to back after this time
+	connects, repeats   int           // of the latency of connect()
+	settle, deadline    time.Duration // the pause before memory is read; the longest wait for rules
+	json, profile       string
+	manifests           bool // no API server: see fromManifests
 }
 
 func parse() options {
-	var o options
-	flag.IntVar(&o.services, "services", 5000, "how many Services, up to 30000")
+	o := options{sizes: []int{5000}, steps: allSteps}
+	flag.Func("services", "how many Services, up to 30000; several numbers with commas between are measured one after the other (default 5000)", func(text string) error {
+		return numbers(text, &o.sizes)
+	})
 	flag.IntVar(&o.endpoints, "endpoints", 4, "endpoints of each, up to 16")
 	flag.IntVar(&o.rounds, "rounds", 1, "how often everything is measured; the table has medians")
-	flag.StringVar(&o.mode, "mode", "iptables", "--proxy-mode of both")
+	flag.StringVar(&o.mode, "mode", "iptables", "--proxy-mode of both: iptables or nftables")
 	flag.StringVar(&o.backends, "backend", "nf_tables", "of iptables: nf_tables, legacy, or both with a comma between")
 	flag.StringVar(&o.fairlead, "fairlead", "../bin/fairlead", "our binary; empty to leave it out")
 	flag.StringVar(&o.kubeProxy, "kube-proxy", "", `kube-proxy's binary; "build" makes it; empty to leave it out`)
-	flag.IntVar(&o.changes, "changes", 50, "endpoint changes back to back")
+	flag.Func("steps", "what is measured after the cold start: "+allSteps.String()+" (the default), or some of them", func(text string) error {
+		return o.steps.set(text)
+	})
+	flag.IntVar(&o.changes, "changes", 200, "endpoint changes back to back, at most")
+	flag.DurationVar(&o.changing, "changing", time.Minute, "no further change back to back after this time")
 	flag.IntVar(&o.lone, "lone", 5, "endpoint changes that each come after 3 s of silence")
 	flag.IntVar(&o.connects, "connects", 3000, "connections to each place in one repeat")
 	flag.IntVar(&o.repeats, "repeats", 7, "repeats of the latency measurement, places taking turns")
 	flag.DurationVar(&o.settle, "settle", 20*time.Second, "pause before memory is read")
 	flag.DurationVar(&o.deadline, "deadline", 6*time.Minute, "give up on rules that take longer")
 	flag.StringVar(&o.json, "json", "", "file for all figures as JSON")
-	flag.BoolVar(&o.manifests, "manifests", false, "without an API server, which takes long to fill with 30000 Services: ours alone, from a file; no changes, no restart")
+	flag.BoolVar(&o.manifests, "manifests", false, "without an API server: ours alone, from a file; no changes, no restart")
 	flag.StringVar(&o.profile, "profile", "", "existing folder for CPU (of the cold start) and heap profiles")
 	flag.Parse()
+	if o.manifests {
+		o.steps = o.steps.without(stepChanges, stepRestart)
+	}
 	return o
+}
+
+// numbers reads whole numbers with commas between.
+func numbers(text string, to *[]int) error {
+	*to = nil
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil {
+			return err
+		}
+		*to = append(*to, n)
+	}
+	return nil
 }
 
 func (o options) check() error {
@@ -58,8 +86,8 @@ func (o options) check() error {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	case o.manifests && o.kubeProxy != "":
 		return errors.New("-manifests: kube-proxy needs an API server")
-	case o.services < 1 || o.services > maxServices:
-		return fmt.Errorf("-services %d: want 1 to %d", o.services, maxServices)
+	case slices.Min(o.sizes) < 1 || slices.Max(o.sizes) > maxServices:
+		return fmt.Errorf("-services: want 1 to %d", maxServices)
 	case o.endpoints < 1 || o.endpoints > maxEndpoints:
 		return fmt.Errorf("-endpoints %d: want 1 to %d", o.endpoints, maxEndpoints)
 	case o.rounds < 1 || o.changes < 1 || o.lone < 1 || o.connects < 100 || o.repeats < 1:
@@ -68,6 +96,9 @@ func (o options) check() error {
 		return errors.New("nothing to measure: give -fairlead or -kube-proxy")
 	case os.Getuid() != 0:
 		return errors.New("needs root: it makes network namespaces and sets their rules")
+	}
+	if o.mode != "iptables" && o.mode != "nftables" {
+		return fmt.Errorf("-mode %q: want iptables or nftables", o.mode)
 	}
 	for _, b := range o.backendList() {
 		if o.mode == "iptables" && b != "nf_tables" && b != "legacy" {
@@ -160,15 +191,17 @@ func inside() error {
 	if err != nil {
 		return fmt.Errorf("make the world: %w", err)
 	}
-	b := &bench{o: o, world: w}
-	if err := b.objects(); err != nil {
-		return err
-	}
-	if b.api != nil {
+	b := &bench{o: o, world: w, set: make([]int, maxServices)}
+	if !o.manifests {
+		if b.api, err = startControlPlane(os.Getenv("TESTCTL")); err != nil {
+			return fmt.Errorf("start the control plane: %w", err)
+		}
 		defer b.api.stop()
 	}
 	failed := b.run()
-	printTables(os.Stdout, o, b.results)
+	if len(b.results) > 0 {
+		printTables(os.Stdout, o, b.results)
+	}
 	if o.json != "" {
 		text, err := json.MarshalIndent(b.results, "", "  ")
 		if err == nil {
@@ -179,21 +212,16 @@ func inside() error {
 	return failed
 }
 
-// objects creates what is to be served, in an API server or as a file.
-func (b *bench) objects() (err error) {
-	say("creating %d Services with %d endpoints each", b.o.services, b.o.endpoints)
-	if b.o.manifests {
-		return writeManifests(b.o.services, b.o.endpoints)
-	}
-	if b.api, err = startControlPlane(os.Getenv("TESTCTL")); err != nil {
-		return fmt.Errorf("start the control plane: %w", err)
-	}
+// objects has that many Services to be served, in the API server or in a file.
+func (b *bench) objects(services int) error {
 	began := time.Now()
-	if err := b.api.fill(b.o.services, b.o.endpoints); err != nil {
-		b.api.stop()
-		return fmt.Errorf("create the Services: %w", err)
+	if b.o.manifests {
+		return writeManifests(services, b.o.endpoints)
 	}
-	say("created in %.0f s", time.Since(began).Seconds())
+	if err := b.resize(services); err != nil {
+		return fmt.Errorf("have %d Services: %w", services, err)
+	}
+	say("%d Services with %d endpoints each, made in %.1f s", services, b.o.endpoints, time.Since(began).Seconds())
 	return nil
 }
 

@@ -6,15 +6,8 @@ import (
 	"net/netip"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"golang.org/x/sys/unix"
 )
-
-func firstSet(s *discoveryv1.EndpointSlice) int {
-	_, set := owner(netip.MustParseAddr(s.Endpoints[0].Addresses[0]))
-	return set
-}
 
 // ask connects from the current thread's namespace, and returns the address that the server was reached at. It ends with a
 // reset: nothing of it stays in either socket table.
@@ -80,11 +73,9 @@ func served(i int, patience time.Duration) error {
 	return nil
 }
 
-// Probing must not take the processor from what it waits for, nor wait for a second SYN, which comes after a second.
-const (
-	probeEvery    = 20 * time.Millisecond
-	probePatience = 60 * time.Millisecond
-)
+// probePatience is how long a probe waits before it is sent anew. What no rule takes is dropped, so this is also how exactly the
+// first that gets through is timed; and probing must not take the processor from what it waits for.
+const probePatience = 10 * time.Millisecond
 
 // waitAll waits until the last Service is served and then every hundredth, all from the client. It returns false at
 // the deadline.
@@ -101,8 +92,8 @@ func (w *world) waitAll(services int, deadline time.Time, alive func() error) (d
 			if time.Now().After(deadline) {
 				return nil
 			}
-			if served(left[0], probePatience) != nil {
-				time.Sleep(probeEvery)
+			if asked := time.Now(); served(left[0], probePatience) != nil {
+				time.Sleep(probePatience - time.Since(asked)) // where it was refused
 				continue
 			}
 			left = left[1:]
@@ -132,10 +123,19 @@ func (w *world) unserved(services int) (bad int, first error) {
 	return bad, errors.Join(err, first)
 }
 
-// waitSet returns the time of the first connection that the Service led to an endpoint of the set.
-func (w *world) waitSet(i, set int, deadline time.Time, alive func() error) (at time.Time, err error) {
+// probeEvery is how often a connection is made without a notice: legacy iptables gives none.
+const probeEvery = time.Millisecond
+
+// waitSet connects now and then, and whenever there is a notice if e is not nil, until the Service leads to an endpoint of the
+// set. It returns when that connection had got its answer, and when the last notice before it was heard.
+func (w *world) waitSet(i, set int, e *ears, deadline time.Time, alive func() error) (noticed, at time.Time, err error) {
 	err = w.client.Do(func() error {
 		for {
+			if e == nil {
+				time.Sleep(probeEvery)
+			} else if e.notice(time.Now().Add(probeEvery)) {
+				noticed = time.Now()
+			}
 			got, err := ask(serviceFront(i), probePatience)
 			at = time.Now()
 			if err == nil {
@@ -149,10 +149,9 @@ func (w *world) waitSet(i, set int, deadline time.Time, alive func() error) (at 
 			if at.After(deadline) {
 				return fmt.Errorf("Service %d: its new endpoints are not reached in time (last: %v, %w)", i, got, err)
 			}
-			time.Sleep(200 * time.Microsecond)
 		}
 	})
-	return at, err
+	return noticed, at, err
 }
 
 // loop connects again and again until stop is closed.

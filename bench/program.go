@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,6 +17,7 @@ import (
 type program struct {
 	name, path    string
 	mode, backend string
+	services      int
 	profile       string // folder, or empty
 	manifests     bool   // the objects are in a file
 	ready         string // what its health port answers 200 to when it has caught up, as far as it knows
@@ -34,16 +33,19 @@ const (
 )
 
 func newProgram(o options, path, backend string) *program {
-	p := &program{name: "kube-proxy", path: path, mode: o.mode, backend: backend, profile: o.profile, manifests: o.manifests, ready: "/healthz"}
+	p := &program{name: "kube-proxy", path: path, mode: o.mode, backend: backend,
+		services: o.services, profile: o.profile, manifests: o.manifests, ready: "/healthz"}
 	if path == o.fairlead {
 		p.name, p.ready = "fairlead", "/readyz"
 	}
 	return p
 }
 
+func (p *program) String() string { return strings.TrimSpace(p.name + " " + p.mode + " " + p.backend) }
+
 // start runs it as a node would, but for: no wait between two syncs, for both; nothing that belongs to the whole machine.
 func (p *program) start() error {
-	bin, err := backendPath(p.backend)
+	path, err := p.searchPath(true)
 	if err != nil {
 		return err
 	}
@@ -68,7 +70,8 @@ func (p *program) start() error {
 	p.log = log.Name()
 	p.cmd = exec.Command(p.path, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for kill
+	p.cmd.Env = append(os.Environ(), "PATH="+path)
 	if err := p.cmd.Start(); err != nil {
 		return err
 	}
@@ -77,11 +80,21 @@ func (p *program) start() error {
 	return nil
 }
 
-// backendPath is a folder in which iptables, and all that belongs to it, is of one back end.
-func backendPath(backend string) (string, error) {
-	if backend == "" {
+// searchPath is the PATH that it is started with, or cleaned up with. In nftables mode ours runs without any program; its
+// clean-up looks for what legacy iptables has as well.
+func (p *program) searchPath(runs bool) (string, error) {
+	if p.mode == "iptables" {
+		bin, err := backendPath(p.backend)
+		return bin + ":" + os.Getenv("PATH"), err
+	}
+	if runs && p.name == "fairlead" {
 		return "/nonexistent", nil
 	}
+	return os.Getenv("PATH"), nil
+}
+
+// backendPath is a folder in which iptables, and all that belongs to it, is of one back end.
+func backendPath(backend string) (string, error) {
 	multi := map[string]string{"nf_tables": "xtables-nft-multi", "legacy": "xtables-legacy-multi"}[backend]
 	real, err := exec.LookPath(multi)
 	if err != nil {
@@ -105,30 +118,45 @@ func backendPath(backend string) (string, error) {
 func (p *program) alive() error {
 	select {
 	case <-p.ended:
-		text, _ := os.ReadFile(p.log)
-		return fmt.Errorf("%s has ended: %v: %s", p.name, p.cmd.ProcessState, text[max(0, len(text)-2000):])
+		return fmt.Errorf("%s has ended: %v: %s", p.name, p.cmd.ProcessState, p.lastWords())
 	default:
 		return nil
 	}
 }
 
+// lastWords are the end of its log.
+func (p *program) lastWords() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-2000):])
+}
+
 // end sends a signal and waits; one that does not end in time is killed.
 func (p *program) end(signal syscall.Signal) time.Duration {
 	began := time.Now()
-	p.cmd.Process.Signal(signal)
+	if signal == syscall.SIGKILL {
+		p.kill()
+	} else {
+		p.cmd.Process.Signal(signal)
+	}
 	select {
 	case <-p.ended:
 	case <-time.After(30 * time.Second):
-		p.cmd.Process.Kill()
+		p.kill()
 		<-p.ended
 	}
 	return time.Since(began)
 }
 
+// kill ends it with all it has started: an nft that is left would write rules into the next one's turn.
+func (p *program) kill() { syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) }
+
 // clean removes the rules with the program's own command, and then all that is left, so that the next one starts in a
 // namespace like new.
 func (p *program) clean(longest time.Duration) (took time.Duration, left int, err error) {
-	bin, err := backendPath(p.backend)
+	path, err := p.searchPath(false)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -139,25 +167,39 @@ func (p *program) clean(longest time.Duration) (took time.Duration, left int, er
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, p.path, args...)
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), "PATH="+path)
 	began := time.Now()
 	out, failed := cmd.CombinedOutput()
 	took = time.Since(began)
 	if failed != nil {
 		say("%s: clean-up: %v: %.300s", p.name, failed, out)
 	}
-	for _, save := range []string{"iptables-save", "ip6tables-save"} {
-		left += strings.Count(p.save(save), "KUBE-")
-	}
-	return took, left, flush()
+	return took, p.left(), flush()
 }
 
-// flush empties the node's rules and its connection table.
+// left counts the mentions of chains of iptables mode, or the lines of tables of nftables mode.
+func (p *program) left() (n int) {
+	if p.mode == "iptables" {
+		for _, save := range []string{"iptables-save", "ip6tables-save"} {
+			n += strings.Count(p.save(save), "KUBE-")
+		}
+		return n
+	}
+	out, err := exec.Command("nft", "list", "ruleset").Output()
+	if err != nil {
+		say("read the rules: nft: %v", err)
+	}
+	return strings.Count(string(out), "\n")
+}
+
+// flush empties the node's rules and its connection table. Legacy tables that are not loaded stay so: a look into one would load
+// it, and every packet pass through it from then on.
 func flush() error {
 	var failed []error
 	failed = append(failed, run("nft", "flush ruleset", "-f", "-"), run("conntrack", "", "-F"))
-	for _, restore := range []string{"iptables-legacy-restore", "ip6tables-legacy-restore"} {
-		for _, table := range []string{"nat", "filter", "mangle"} {
+	for restore, names := range map[string]string{"iptables-legacy-restore": "ip_tables_names", "ip6tables-legacy-restore": "ip6_tables_names"} {
+		loaded, _ := os.ReadFile(filepath.Join("/proc/thread-self/net", names))
+		for _, table := range strings.Fields(string(loaded)) {
 			failed = append(failed, run(restore, "*"+table+"\nCOMMIT\n"))
 		}
 	}
@@ -188,81 +230,4 @@ func (p *program) says(path string) bool {
 	}
 	answer.Body.Close()
 	return answer.StatusCode == http.StatusOK
-}
-
-// cpu is the processor time of the program and of everything it has started.
-func (p *program) cpu() time.Duration {
-	type process struct {
-		parent int
-		ticks  int64
-	}
-	all := map[int]process{}
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
-		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-		if len(fields) < 15 {
-			continue
-		}
-		x := process{}
-		x.parent, _ = strconv.Atoi(fields[1])
-		for _, f := range fields[11:15] { // utime, stime, and of ended children cutime, cstime: proc_pid_stat(5)
-			n, _ := strconv.ParseInt(f, 10, 64)
-			x.ticks += n
-		}
-		all[pid] = x
-	}
-	var sum int64
-	for pid := range all {
-		for at := pid; at > 1; at = all[at].parent {
-			if at == p.cmd.Process.Pid {
-				sum += all[pid].ticks
-				break
-			}
-		}
-	}
-	const tick = 10 * time.Millisecond // USER_HZ
-	return time.Duration(sum) * tick
-}
-
-// memory is resident memory in MiB: all of it, the part that is not of files, and the most it ever was.
-func (p *program) memory() (rss, anon, peak float64) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, 0, 0
-	}
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		for name, to := range map[string]*float64{"VmRSS:": &rss, "RssAnon:": &anon, "VmHWM:": &peak} {
-			if len(fields) > 1 && fields[0] == name {
-				kib, _ := strconv.ParseFloat(fields[1], 64)
-				*to = kib / 1024
-			}
-		}
-	}
-	return rss, anon, peak
-}
-
-// takeProfile stores what /debug/pprof has; of a CPU profile the first seconds, asked for as soon as somebody listens.
-func (p *program) takeProfile(what, file string) {
-	for range 100 {
-		answer, err := http.Get(metricsPort + "/debug/pprof/" + what)
-		if err != nil {
-			time.Sleep(20 * time.Millisecond)
-			continue
-		}
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		if err == nil && answer.StatusCode == http.StatusOK {
-			err = os.WriteFile(filepath.Join(p.profile, p.name+"-"+p.backend+"-"+file), text, 0o644)
-		}
-		if err != nil || answer.StatusCode != http.StatusOK {
-			say("profile %s: %s, %v", what, answer.Status, err)
-		}
-		return
-	}
 }
