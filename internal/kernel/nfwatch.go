@@ -14,7 +14,7 @@ import (
 // Drift is told when nothing more happened for as long as quiet, since one flush is thousands of events; and at the latest
 // after patience.
 const (
-	quiet    = 20 * time.Millisecond
+	quiet    = 5 * time.Millisecond
 	patience = 200 * time.Millisecond
 )
 

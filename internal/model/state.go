@@ -112,9 +112,9 @@ func join[K comparable, V any](full bool, a, b []V, goneA, goneB []K, key func(V
 // Apply advances the state by d.
 func (s *State) Apply(d Delta) {
 	if d.Full {
-		clear(s.Frontends)
-		clear(s.Pools)
-		clear(s.Checks)
+		renew(&s.Frontends, len(d.Frontends))
+		renew(&s.Pools, len(d.Pools))
+		renew(&s.Checks, len(d.Checks))
 	}
 	for _, k := range d.GoneFrontends {
 		delete(s.Frontends, k)
@@ -137,6 +137,14 @@ func (s *State) Apply(d Delta) {
 	if d.Node != nil {
 		s.Node = *d.Node
 	}
+}
+
+// renew empties a map; one that was empty gets room for n.
+func renew[K comparable, V any](m *map[K]V, n int) {
+	if len(*m) == 0 {
+		*m = make(map[K]V, n)
+	}
+	clear(*m)
 }
 
 // Full is the whole state as a delta, sorted.

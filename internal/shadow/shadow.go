@@ -80,8 +80,15 @@ func New[O, K comparable, V any](same func(a, b V) bool, trim func(V) V) *Table[
 // Same is == for New.
 func Same[V comparable](a, b V) bool { return a == b }
 
+// Grow makes room for so many rows in a table that has none.
+func (t *Table[O, K, V]) Grow(n int) {
+	if len(t.rows) == 0 {
+		t.rows = make(map[K]row[V], n)
+	}
+}
+
 // Loaded starts over with what a dump found: the kernel holds these rows, and nobody wants any yet. A Flush after it
-// deletes all that was not Set in between.
+// deletes all that was not wanted in between.
 func (t *Table[O, K, V]) Loaded(rows iter.Seq2[K, V]) {
 	clear(t.rows)
 	clear(t.owners)
@@ -129,6 +136,12 @@ func (t *Table[O, K, V]) Unwant(key K) {
 		t.release(key)
 	}
 }
+
+// Ref wants a row once more, for an owner of whom no list is kept: whoever refs must unref as often.
+func (t *Table[O, K, V]) Ref(key K, v V) { t.want(key, v) }
+
+// Unref wants it once less.
+func (t *Table[O, K, V]) Unref(key K) { t.release(key) }
 
 func (t *Table[O, K, V]) want(k K, v V) {
 	r := t.rows[k]

@@ -436,3 +436,47 @@ func heap() uint64 {
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
+
+// Rows that are wanted for their own sake, or counted, come and go as those of owners do: over random histories with failing
+// writes the kernel ends with what is wanted.
+func TestWantAndRef(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tab, k := newTable(), &kernel{rows: map[string]string{}}
+		k.fail = func() int { return rapid.SampledFrom([]int{works, works, works, failsBefore, failsAfter, failsHalf}).Draw(t, "fate") }
+		wanted, counts := map[string]string{}, map[string]int{}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			name := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "row")
+			switch rapid.IntRange(0, 4).Draw(t, "what") {
+			case 0:
+				wanted[name] = rapid.SampledFrom([]string{"1", "2"}).Draw(t, "value")
+				tab.Want(name, mk(wanted[name]))
+			case 1:
+				delete(wanted, name)
+				tab.Unwant(name)
+			case 2:
+				counts["n"+name]++
+				tab.Ref("n"+name, mk("counted"))
+			case 3:
+				if counts["n"+name] > 0 {
+					counts["n"+name]--
+					tab.Unref("n" + name)
+				}
+			default:
+				_ = tab.Flush(k)
+			}
+		}
+		k.fail = func() int { return works }
+		if err := tab.Flush(k); err != nil {
+			t.Fatal(err)
+		}
+		want := maps.Clone(wanted)
+		for name, n := range counts {
+			if n > 0 {
+				want[name] = "counted"
+			}
+		}
+		if !maps.Equal(want, k.rows) {
+			t.Fatalf("the kernel holds %v, wanted are %v", k.rows, want)
+		}
+	})
+}

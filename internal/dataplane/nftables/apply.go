@@ -30,8 +30,6 @@ type Dataplane struct {
 	own      ownNumbers
 	rendered map[chainID]chain
 
-	counts map[fact]int32 // how often each is wanted
-
 	rows   *shadow.Table[model.Key, model.Key, row]
 	facts  *shadow.Table[fact, fact, struct{}]
 	chains *shadow.Table[chainID, chainID, sum]
@@ -58,12 +56,17 @@ type base struct {
 	strays   []stray
 }
 
-// numbers are those of a family's shapes. They are kept while the program runs: a shape that comes again costs nothing.
+// numbers are those of a family's shapes. They are kept until the kernel is read again: a shape that comes again costs nothing.
 type numbers struct {
 	of   map[shape]uint32
 	used map[uint32]bool // wanted since the kernel was read
 	next uint32
+	from uint32 // next, when it was read
 }
+
+// crowded tells that so many new shapes have come that it is worth reading the kernel again to take out those that nobody uses any
+// more: the kernel validates all of them whenever one comes.
+func (n *numbers) crowded() bool { return n.next-n.from > 4096 }
 
 func newDataplane(cfg Config, c conn) *Dataplane {
 	if cfg.Log == nil {
@@ -74,30 +77,36 @@ func newDataplane(cfg Config, c conn) *Dataplane {
 		facts:  shadow.New[fact, fact](shadow.Same[struct{}], nil),
 		chains: shadow.New[chainID, chainID](shadow.Same[sum], nil),
 		shapes: shadow.New[shapeID, shapeID](shadow.Same[shape], nil)}
-	d.forget()
+	d.forget(0)
 	return d
 }
 
-// forget forgets what is wanted.
-func (d *Dataplane) forget() {
-	d.services, d.fronts, d.counts = map[model.PoolID]*service{}, map[model.Key]*front{}, map[fact]int32{}
+// forget forgets what is wanted, and makes room for so many frontends.
+func (d *Dataplane) forget(room int) {
+	d.services, d.fronts = make(map[model.PoolID]*service, room), make(map[model.Key]*front, room)
 	d.node = model.Node{}
+	d.rows.Grow(room)
+	d.facts.Grow(room)
 }
 
 // Apply makes it so; see engine.Dataplane. Its cost is that of the change: one transaction of the elements that differ. After
 // a failure, or when the kernel does not hold what we believed, it is read again.
 func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
-	fresh := delta.Full || !d.loaded
+	fresh := delta.Full || !d.loaded || d.numbered[0].crowded() || d.numbered[1].crowded()
 	if delta.Full {
 		if delta.Node == nil {
 			n := d.node
 			delta.Node = &n
 		}
-		d.forget()
+		d.forget(len(delta.Frontends))
 	}
+	d.loaded = d.loaded && !fresh // facts are counted when all is known
 	dirty := d.absorb(delta)
+	if delta.Full {
+		return d.reapply(ctx, slices.Values(dirty)) // these are all there are, in an order that does not change
+	}
 	if fresh {
-		return d.reapply(ctx)
+		return d.reapply(ctx, maps.Values(d.services))
 	}
 	for _, s := range dirty {
 		d.want(s)
@@ -107,22 +116,26 @@ func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
 	}
 	err := d.write(ctx)
 	if differs(err) {
-		return d.reapply(ctx)
+		return d.reapply(ctx, maps.Values(d.services))
 	}
 	return err
 }
 
-// reapply reads the kernel and writes all that differs from what is wanted.
-func (d *Dataplane) reapply(ctx context.Context) error {
+// reapply reads the kernel and writes all that differs from what is wanted, which is all services.
+func (d *Dataplane) reapply(ctx context.Context, all iter.Seq[*service]) error {
 	if err := d.load(ctx); err != nil {
 		d.loaded = false
 		return err
 	}
 	d.wantFixed()
-	for f := range d.counts {
-		d.facts.Want(f, struct{}{})
-	}
-	for _, s := range d.services {
+	d.count(d.nodeFacts(), 1)
+	for s := range all {
+		for _, f := range s.fronts {
+			d.count(f.owns(), 1)
+		}
+		for _, p := range s.pools {
+			d.count(p.hairpins(s.id.V6), 1)
+		}
 		d.want(s)
 	}
 	return d.write(ctx)
@@ -133,9 +146,16 @@ func differs(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY)
 }
 
-// absorb takes a delta into what is wanted, and returns the services that it touches.
+// absorb takes a delta into what is wanted, and returns the services that it touches, in its order.
 func (d *Dataplane) absorb(delta model.Delta) []*service {
-	touched := map[*service]bool{}
+	out := make([]*service, 0, max(len(delta.Frontends), len(delta.Pools)))
+	touched := make(map[*service]bool, cap(out))
+	touch := func(s *service) {
+		if !touched[s] {
+			touched[s] = true
+			out = append(out, s)
+		}
+	}
 	for _, k := range delta.GoneFrontends {
 		d.remove(k)
 	}
@@ -143,17 +163,17 @@ func (d *Dataplane) absorb(delta model.Delta) []*service {
 		if s, ok := d.services[serviceID(id)]; ok {
 			d.count(s.pools[id.Scope].hairpins(id.V6), -1)
 			s.pools[id.Scope] = pool{}
-			touched[s] = true
+			touch(s)
 		}
 	}
 	for _, f := range delta.Frontends {
 		if d.serves(f.Key.V6()) {
-			touched[d.place(f)] = true
+			touch(d.place(f))
 		}
 	}
 	for _, p := range delta.Pools {
 		if d.serves(p.ID.V6) {
-			touched[d.fill(p)] = true
+			touch(d.fill(p))
 		}
 	}
 	if delta.Node != nil {
@@ -161,10 +181,6 @@ func (d *Dataplane) absorb(delta model.Delta) []*service {
 		d.node = *delta.Node
 		d.count(d.nodeFacts(), 1)
 		d.count(had, -1)
-	}
-	out := make([]*service, 0, len(touched))
-	for s := range touched {
-		out = append(out, s)
 	}
 	for _, id := range delta.GonePools {
 		d.sweep(serviceID(id))
@@ -236,19 +252,17 @@ func (d *Dataplane) fill(p model.Pool) *service {
 	return s
 }
 
-// count says that facts are wanted once more, or once less.
-func (d *Dataplane) count(facts iter.Seq[fact], by int32) {
+// count says that facts are wanted once more, or once less. Before the kernel was read nothing is counted: then everything is.
+func (d *Dataplane) count(facts iter.Seq[fact], by int) {
+	if !d.loaded {
+		return
+	}
 	for f := range facts {
-		n := d.counts[f] + by
-		switch {
-		case n <= 0:
-			delete(d.counts, f)
-			d.facts.Unwant(f)
-			continue
-		case n == by:
-			d.facts.Want(f, struct{}{})
+		if by > 0 {
+			d.facts.Ref(f, struct{}{})
+		} else {
+			d.facts.Unref(f)
 		}
-		d.counts[f] = n
 	}
 }
 
@@ -340,7 +354,7 @@ func (d *Dataplane) load(ctx context.Context) error {
 		i := b2i(h.v6)
 		d.base[i] = base{table: h.table, rebuild: h.stale, sets: h.sets, counters: h.counters, strays: h.strays}
 		of, next := h.numbers()
-		d.numbered[i] = numbers{of: of, used: map[uint32]bool{}, next: next}
+		d.numbered[i] = numbers{of: of, used: map[uint32]bool{}, next: next, from: next}
 	}
 	d.own = ownNumbersIn(found)
 	d.adopt()
@@ -402,7 +416,7 @@ func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
 
 // Remove takes out our tables, of both families; see engine.Dataplane.
 func (d *Dataplane) Remove(context.Context) error {
-	d.forget()
+	d.forget(0)
 	d.loaded, d.last = false, snapshot{}
 	var failed error
 	for _, v6 := range [...]bool{false, true} {

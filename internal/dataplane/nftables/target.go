@@ -128,13 +128,13 @@ func (t target) says() string {
 		s = fmt.Sprintf("one of %d %s", t.n, scope)
 	}
 	if t.snat {
-		s += ", as the node"
+		s += " as the node"
 	}
 	if t.sticky > 0 {
-		s += ", for " + (time.Duration(t.sticky) * time.Second).String()
+		s += " for " + (time.Duration(t.sticky) * time.Second).String()
 	}
 	if t.ranges {
-		s += ", if allowed"
+		s += " if allowed"
 	}
 	return s
 }

@@ -27,7 +27,7 @@ const messageMost = 32 << 10
 
 // txMost is the size at which a large load goes to the kernel in a transaction of its own, so that neither we nor the kernel
 // hold all of it twice. Tests make it small.
-var txMost = 1 << 20
+var txMost = 160 << 10
 
 func newWriter(c conn) *writer {
 	w := &writer{conn: c, name: tableName}

@@ -36,6 +36,7 @@ func (c Connection) RestConfig() (*rest.Config, error) {
 		cfg.AcceptContentTypes = cfg.ContentType + "," + runtime.ContentTypeJSON
 	}
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst
+	cfg.DisableCompression = true // of each change's way to the kernel, unpacking was a tenth; and the API server packs for each node anew
 	if _, _, err := rest.DefaultServerUrlFor(cfg); err != nil {
 		return nil, oneLine(fmt.Errorf("address of the Kubernetes API %q: %w", cfg.Host, err))
 	}
