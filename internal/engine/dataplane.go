@@ -30,6 +30,13 @@ type Watcher interface {
 	Watch(ctx context.Context, drift func(what string)) error
 }
 
+// Mender is a Watcher that can put right small damage by itself: what its Watch noticed since the kernel was read or mended last.
+// Mend returns the frontends that were not served as they should be. After an error, which may just say that the damage is not
+// small, everything is applied again.
+type Mender interface {
+	Mend() ([]model.Key, error)
+}
+
 // Observer is told of every delta that became true; one that is Full lists as gone what it took away of the state before, or
 // of what the kernel was found to hold at the start. It runs on the engine's goroutine and must be quick; a duty that
 // fails there (conntrack) is the observer's to keep and to retry.

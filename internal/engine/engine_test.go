@@ -433,6 +433,57 @@ func TestDrift(t *testing.T) {
 	})
 }
 
+// mender is a watcher that puts right small damage by itself.
+type mender struct {
+	watcher
+	mend func() ([]model.Key, error)
+}
+
+func (m mender) Mend() ([]model.Key, error) { return m.mend() }
+
+// What the dataplane can put right by itself is not applied again, and observers hear which frontends it was; when it can't, or
+// when somebody keeps fighting us, everything is.
+func TestMend(t *testing.T) {
+	p := &plane{}
+	var drift func(string)
+	w := watcher{p, func(ctx context.Context, d func(string)) error {
+		drift = d
+		<-ctx.Done()
+		return nil
+	}}
+	var keys []model.Key
+	var fails error
+	mends := 0
+	m := mender{w, func() ([]model.Key, error) { mends++; return keys, fails }}
+	bubble(t, engine.Config{Dataplane: m}, p, func(r *rig) {
+		r.service("a", "10.0.0.1")
+		r.service("b", "10.0.0.2")
+		r.sink.Synced()
+		all := r.want(1, time.Minute)[0].d
+		keys = []model.Key{all.Frontends[1].Key, {}}
+		heard := len(r.observer.applied)
+		drift("one element")
+		r.want(1, 0)
+		told := r.observer.applied[heard:]
+		if len(told) != 1 || told[0].Full || len(told[0].Frontends) != 1 || told[0].Frontends[0].Key != keys[0] || mends != 1 {
+			t.Errorf("mended %d times, observers were told %+v", mends, told)
+		}
+		fails = errPlane
+		drift("a chain")
+		if d := r.want(2, 0)[1].d; !d.Full {
+			t.Errorf("after damage that can't be mended: %+v", d)
+		}
+		fails = nil
+		for range 1000 { // somebody keeps fighting us
+			drift("one element")
+			time.Sleep(10 * ms)
+		}
+		if n := mends + len(r.calls(0)); n > 30 {
+			t.Errorf("put right %d times in 10 s of drift, want some at once, then about once a second", n)
+		}
+	})
+}
+
 func TestWatchIsTakenUpAgain(t *testing.T) {
 	p, watches := &plane{}, 0
 	w := watcher{p, func(ctx context.Context, drift func(string)) error {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"fairlead/internal/model"
 )
 
 // watch lets the dataplane notice foreign changes, if it can. stop ends the watch and waits for its end.
@@ -51,7 +53,7 @@ func (e *Engine) keepWatching(ctx context.Context, w Watcher) {
 // as a second proxy on the node would: then it is one repair each pace.
 const fights = 10
 
-// drifted sends everything again: at once, but not faster than the pace when somebody keeps fighting us.
+// drifted puts it right: the dataplane by itself where it can, else everything is sent again, at once, but not faster than the pace when somebody keeps fighting us.
 func (e *Engine) drifted(what string) {
 	klog.InfoS("Somebody else changed what is ours; putting it right", "what", what)
 	e.update(func(s *Status) { s.LastDrift = what })
@@ -63,10 +65,50 @@ func (e *Engine) drifted(what string) {
 	if e.pending.Full {
 		return // it is about to be
 	}
+	wait := e.fight()
+	if wait == 0 && e.mended() {
+		return
+	}
 	e.everything()
-	if at := e.full.Add(e.fight()); at.After(e.next) {
+	if at := e.full.Add(wait); at.After(e.next) {
 		e.next = at
 	}
+}
+
+// mended tells whether the dataplane has put it right by itself. Observers hear of it as of any change: while a frontend was not
+// there, flows may have begun that conntrack should forget.
+func (e *Engine) mended() bool {
+	m, ok := e.config.Dataplane.(Mender)
+	if !ok || !e.pending.Empty() {
+		return false
+	}
+	start := time.Now()
+	keys, err := m.Mend()
+	if err != nil {
+		klog.V(2).InfoS("Everything is applied again", "why", err)
+		return false
+	}
+	var d model.Delta
+	pools := map[model.PoolID]bool{}
+	for _, k := range keys {
+		f, ok := e.state.Frontends[k]
+		if !ok {
+			continue
+		}
+		d.Frontends = append(d.Frontends, f)
+		for _, r := range f.Routes {
+			if p, ok := e.state.Pools[r.Pool]; ok && !pools[r.Pool] {
+				pools[r.Pool] = true
+				d.Pools = append(d.Pools, p)
+			}
+		}
+	}
+	took := time.Since(start)
+	klog.V(2).InfoS("Put right", "frontends", len(d.Frontends), "took", took)
+	for _, o := range e.config.Observers {
+		o.Applied(d, took)
+	}
+	return true
 }
 
 // fight counts a repair, and tells how long after the last one it is made.

@@ -19,7 +19,8 @@ const (
 )
 
 // WatchNFTables calls drift with a few words when others changed nf_tables, until ctx ends: what was seen first, which process did
-// it, and how much more there was. see is asked about each event, and says nothing of what does not concern it. What the socket
+// it, and how much more there was. see is asked about each event, and says nothing of what does not concern it; it is
+// asked about an empty message when events were lost. What the socket
 // with the port except causes is left out by the kernel.
 func WatchNFTables(ctx context.Context, except uint32, see func(NFMessage) string, drift func(what string)) error {
 	l, err := ListenNFNetlink(unix.NFNLGRP_NFTABLES, except)
@@ -34,6 +35,7 @@ func WatchNFTables(ctx context.Context, except uint32, see func(NFMessage) strin
 			return nil
 		}
 		if errors.Is(err, ErrEventsLost) {
+			see(NFMessage{})
 			seen.Saw(err.Error())
 		} else if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("watch nf_tables: %w", err)

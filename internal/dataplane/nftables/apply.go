@@ -18,7 +18,8 @@ import (
 type Dataplane struct {
 	cfg      Config
 	conn     conn
-	port     uint32 // of conn: what it causes is no drift
+	port     uint32  // of conn: what it causes is no drift
+	damage   damages // that others did
 	node     model.Node
 	services map[model.PoolID]*service // by serviceID
 	fronts   map[model.Key]*front
@@ -54,6 +55,7 @@ type base struct {
 	sets     [setsCount]bool
 	counters map[string]bool
 	strays   []stray
+	anything [setsCount]bool
 }
 
 // numbers are those of a family's shapes. They are kept until the kernel is read again: a shape that comes again costs nothing.
@@ -342,6 +344,7 @@ func (d *Dataplane) nodeFacts() iter.Seq[fact] {
 
 // load takes note of what the kernel holds.
 func (d *Dataplane) load(ctx context.Context) error {
+	d.damage.take() // from here on it is read
 	found, err := d.look(ctx)
 	if err != nil {
 		return err
@@ -352,7 +355,7 @@ func (d *Dataplane) load(ctx context.Context) error {
 	d.shapes.Loaded(each(found, func(h *held) iter.Seq2[shapeID, shape] { return maps.All(h.shapes) }))
 	for _, h := range found {
 		i := b2i(h.v6)
-		d.base[i] = base{table: h.table, rebuild: h.stale, sets: h.sets, counters: h.counters, strays: h.strays}
+		d.base[i] = base{table: h.table, rebuild: h.stale, sets: h.sets, counters: h.counters, strays: h.strays, anything: h.anything}
 		of, next := h.numbers()
 		d.numbered[i] = numbers{of: of, used: map[uint32]bool{}, next: next, from: next}
 	}

@@ -21,6 +21,21 @@ const (
 	chainLocalhost   = "localhost"
 )
 
+// baseChains are those that packets come to by themselves, if they are there.
+var baseChains = map[string]*hook{
+	chainPrerouting: hookPrerouting, chainOutput: hookOutput, chainPostrouting: hookPostrouting, chainForward: hookForward, chainInput: hookInput,
+}
+
+// isOurs tells whether we may want a chain of this name, other than those of baseChains.
+func isOurs(name string) bool {
+	switch name {
+	case chainRefuse, chainUnclaimed, chainLocalhost, setFromPod.String(), setFromNode.String(), setFromOutside.String():
+		return true
+	}
+	_, ok := targetNamed(name)
+	return ok
+}
+
 // The counters that rules add to.
 const (
 	counterInvalid       = "invalid-dropped"

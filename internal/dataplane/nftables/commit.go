@@ -71,6 +71,9 @@ func (d *Dataplane) writeBase(w *writer) {
 			if !b.sets[s] {
 				w.set(s, v6)
 			}
+			if b.anything[s] {
+				w.dropAnything(s, v6)
+			}
 		}
 		for _, name := range counters {
 			if !b.counters[name] {

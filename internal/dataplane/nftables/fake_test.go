@@ -125,7 +125,6 @@ const (
 	objHandle        = 6
 	objUserdata      = 8
 	flagConcat       = 0x80
-	elemCatchall     = 2
 	chainBase        = 1
 	objectCounter    = 1
 	userdataMost     = 256   // NFT_USERDATA_MAXLEN

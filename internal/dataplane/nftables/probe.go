@@ -14,6 +14,7 @@ import (
 var _ interface {
 	engine.Dataplane
 	engine.Watcher
+	engine.Mender
 } = (*Dataplane)(nil)
 
 // New opens the kernel's nf_tables. The families of cfg are those that [Able] found.
@@ -88,7 +89,7 @@ func tryOut(c conn, v6 bool) error {
 	case err == nil:
 		return errors.New("the kernel did what it can't")
 	case !errors.As(err, &refused) || refused.Index < 0 || refused.Index >= len(w.what):
-		return err
+		return fmt.Errorf("%w%s", err, hint(err))
 	case refused.Index == last && errors.Is(err, unix.ENOENT):
 		return nil
 	}

@@ -31,7 +31,8 @@ type held struct {
 	rows     map[model.Key]row
 	about    map[model.Key]string // comments of rows
 	facts    map[fact]struct{}
-	strays   []stray // elements that make no sense, and must go before others come
+	strays   []stray         // elements that make no sense, and must go before others come
+	anything [setsCount]bool // the set has an element that stands for all keys ("*"), which is never ours
 }
 
 // fact is an address in one of the plain sets.
@@ -71,12 +72,17 @@ func (h *held) read(c conn) error {
 		return fmt.Errorf("look for table %s: %w", tableName, err)
 	}
 	h.table, h.stale = true, true
+	asleep := false
 	for typ, v := range kernel.Attrs(m.Attrs) {
-		if typ == attrTableUserdata {
+		switch typ {
+		case attrTableUserdata:
 			n := cutUdata(v, udataOurs)
 			h.stale = len(n) != 4 || binary.BigEndian.Uint32(n) != layout
+		case unix.NFTA_TABLE_FLAGS:
+			asleep = kernel.AttrU32(v) != 0 // NFT_TABLE_F_DORMANT: no packet meets its chains
 		}
 	}
+	h.stale = h.stale || asleep
 	steps := []func(conn) error{h.readSets, h.readCounters, h.readChains, h.readRules, h.readRoutes, h.readFacts, h.readRows}
 	for _, step := range steps {
 		if h.stale {
@@ -162,13 +168,24 @@ func (h *held) readChains(c conn) error {
 		if string(table) != tableName {
 			return nil
 		}
-		s := hookSum(cutHook(hooks, string(typ)))
+		at := cutHook(hooks, string(typ))
+		h.stale = h.stale || isOtherKind(string(name), at)
+		s := hookSum(at)
 		if policy != verdictAccept {
 			s = s.and(0)
 		}
 		h.chains[chainID{h.v6, string(name)}] = s
 		return nil
 	})
+}
+
+// isOtherKind tells a chain that has the name of one of ours and can't become it: the kernel changes no chain's hook.
+func isOtherKind(name string, at *hook) bool {
+	want, based := baseChains[name]
+	if based {
+		return at == nil || *at != *want
+	}
+	return at != nil && isOurs(name)
 }
 
 func cutHook(b []byte, typ string) *hook {
@@ -222,9 +239,18 @@ func (h *held) elements(c conn, s setID, each func(e element)) error {
 	}
 	ask := kernel.AppendAttrString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
 	ask = kernel.AppendAttrString(ask, unix.NFTA_SET_ELEM_LIST_SET, s.String())
-	err := c.Dump(nftType(unix.NFT_MSG_GETSETELEM), family(h.v6), ask, func(m kernel.NFMessage) error {
-		cutElements(m.Attrs, each)
-		return nil
+	err := c.Dump(nftType(unix.NFT_MSG_GETSETELEM), family(h.v6), ask, func(m kernel.NFMessage) (err error) {
+		cutElements(m.Attrs, func(e element) {
+			switch {
+			case e.anything:
+				h.anything[s] = true
+			case !e.fits(s, h.v6): // somebody has put another set in the place of the one that was read
+				err = kernel.ErrDumpInterrupted
+			default:
+				each(e)
+			}
+		})
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("elements of %s: %w", s, err)
@@ -239,11 +265,18 @@ func cutElements(attrs []byte, each func(e element)) {
 			continue
 		}
 		for _, elem := range kernel.Attrs(list) {
-			if e := cutElement(elem); e.key != nil {
+			if e := cutElement(elem); e.key != nil || e.anything {
 				each(e)
 			}
 		}
 	}
+}
+
+// fits tells whether key and value have the lengths of the set's.
+func (e element) fits(s setID, v6 bool) bool {
+	n := sizeOf(specs[s].key, v6)
+	return len(e.key) == n && (e.end == nil || len(e.end) == n) &&
+		(!s.isMap() || s.verdicts() || len(e.value) == sizeOf(specs[s].value, v6))
 }
 
 func cutElement(attrs []byte) (e element) {
@@ -255,6 +288,8 @@ func cutElement(attrs []byte) (e element) {
 			e.end = cutValue(v)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.value, e.verdict = cutValue(v), cutVerdict(v)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.anything = kernel.AttrU32(v)&elemCatchall != 0
 		case attrElemUserdata:
 			e.comment = string(kernel.AttrBytes(cutUdata(v, udataComment)))
 		}
@@ -343,7 +378,8 @@ func targetOf(v *verdict) (target, bool) {
 	case v.code == verdictDrop:
 		return target{verdict: model.Drop}, true
 	case v.code == unix.NFT_GOTO:
-		return targetNamed(v.chain)
+		t, ok := targetNamed(v.chain)
+		return t, ok && t.chain() == v.chain // "cluster-02" is none of ours
 	}
 	return target{}, false
 }

@@ -165,6 +165,7 @@ const (
 	attrSetUserdata   = 0xd  // NFTA_SET_USERDATA
 	attrChainUserdata = 12   // NFTA_CHAIN_USERDATA
 	setFlagConcat     = 0x80 // NFT_SET_CONCAT
+	elemCatchall      = 2    // NFT_SET_ELEM_CATCHALL
 	attrRuleUserdata  = 7    // NFTA_RULE_USERDATA
 	attrElemUserdata  = 6    // NFTA_SET_ELEM_USERDATA
 )

@@ -12,7 +12,14 @@ import (
 // Watch reports what others do to our tables; see engine.Watcher. The kernel tells each change and who made it, and leaves out
 // our own. What the rules themselves write into the affinity map is not told.
 func (d *Dataplane) Watch(ctx context.Context, drift func(what string)) error {
-	return kernel.WatchNFTables(ctx, d.port, see, drift)
+	d.damage.add(nil) // what happened before is not known
+	return kernel.WatchNFTables(ctx, d.port, func(m kernel.NFMessage) string {
+		what := see(m)
+		if what != "" || m.Type == 0 {
+			d.damage.add(&m)
+		}
+		return what
+	}, drift)
 }
 
 // kinds are the events of interest: the attributes that name the table and the object, and how to say it.
@@ -21,6 +28,7 @@ var kinds = map[uint16]struct {
 	says        string
 }{
 	nftType(unix.NFT_MSG_DELTABLE):   {unix.NFTA_TABLE_NAME, 0, "table %s was deleted"},
+	nftType(unix.NFT_MSG_NEWTABLE):   {unix.NFTA_TABLE_NAME, 0, "table %s was made or changed"},
 	nftType(unix.NFT_MSG_NEWCHAIN):   {unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, "chain %s of %s was made or changed"},
 	nftType(unix.NFT_MSG_DELCHAIN):   {unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, "chain %s of %s was deleted"},
 	nftType(unix.NFT_MSG_NEWRULE):    {unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, "a rule was added to chain %s of %s"},
@@ -55,7 +63,7 @@ func see(m kernel.NFMessage) string {
 		where = "ip6 " + tableName
 	}
 	switch m.Type {
-	case nftType(unix.NFT_MSG_DELTABLE):
+	case nftType(unix.NFT_MSG_DELTABLE), nftType(unix.NFT_MSG_NEWTABLE):
 		return fmt.Sprintf(k.says, where)
 	case nftType(unix.NFT_MSG_NEWSETELEM), nftType(unix.NFT_MSG_DELSETELEM):
 		set, ours := setNamed(name)

@@ -46,6 +46,7 @@ type element struct {
 	value    []byte
 	verdict  *verdict
 	comment  string
+	anything bool // there is no key: it stands for all that the set has no other element for
 }
 
 // verdict is what a verdict map holds.
@@ -66,6 +67,14 @@ func (w *writer) drop(s setID, v6 bool, key, end []byte) {
 	l := &w.lists[b2i(v6)][s]
 	before := len(l.gone)
 	l.gone = appendElement(l.gone, element{key: key, end: end})
+	w.grown(s, v6, len(l.gone)-before)
+}
+
+// dropAnything takes out the element that stands for all keys.
+func (w *writer) dropAnything(s setID, v6 bool) {
+	l := &w.lists[b2i(v6)][s]
+	before := len(l.gone)
+	l.gone = appendElement(l.gone, element{anything: true})
 	w.grown(s, v6, len(l.gone)-before)
 }
 
@@ -98,6 +107,9 @@ func (w *writer) list(s setID, v6 bool) {
 
 func appendElement(b []byte, e element) []byte {
 	b, at := kernel.BeginNest(b, unix.NFTA_LIST_ELEM)
+	if e.anything {
+		return kernel.EndNest(kernel.AppendAttrU32(b, unix.NFTA_SET_ELEM_FLAGS, elemCatchall), at)
+	}
 	b = appendValue(b, unix.NFTA_SET_ELEM_KEY, e.key)
 	if e.end != nil {
 		b = appendValue(b, attrElemKeyEnd, e.end)
