@@ -3,10 +3,10 @@ package nftables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"fairlead/internal/model"
 	"fairlead/internal/shadow"
@@ -417,17 +417,43 @@ func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
 	return out, nil
 }
 
-// Remove takes out our tables, of both families; see engine.Dataplane.
-func (d *Dataplane) Remove(context.Context) error {
+// grace is longer than any packet takes through our chains. A packet that is among them when the table goes would find the maps
+// empty and the plain sets not (the kernel ends them in different ways), and be refused as if for another port of a ClusterIP.
+const grace = 10 * time.Millisecond
+
+// Remove takes out our tables, of both families: what leads packets in first, the rest when no packet is there any more; see
+// engine.Dataplane.
+func (d *Dataplane) Remove(ctx context.Context) error {
 	d.forget(0)
 	d.loaded, d.last = false, snapshot{}
 	var failed error
+	there := false
 	for _, v6 := range [...]bool{false, true} {
-		w := newWriter(d.conn)
-		w.deleteTable(v6)
-		if err := w.commit(); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
-			failed = errors.Join(failed, fmt.Errorf("remove table %s: %w", tableName, err))
+		for name := range baseChains {
+			gone, err := d.delete(func(w *writer) { w.deleteChain(name, v6) })
+			there, failed = there || gone, errors.Join(failed, err)
 		}
 	}
+	if there {
+		select {
+		case <-ctx.Done():
+		case <-time.After(grace):
+		}
+	}
+	for _, v6 := range [...]bool{false, true} {
+		_, err := d.delete(func(w *writer) { w.deleteTable(v6) })
+		failed = errors.Join(failed, err)
+	}
 	return failed
+}
+
+// delete makes a transaction of one deletion. What is not there, or can't be, needs none.
+func (d *Dataplane) delete(what func(*writer)) (was bool, err error) {
+	w := newWriter(d.conn)
+	what(w)
+	err = w.commit()
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return false, nil
+	}
+	return err == nil, err
 }
