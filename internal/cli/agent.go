@@ -107,6 +107,7 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	a.engine.Store(e)
 	p.run("tidy", func() error { return tidy.run(ctx, e.Slim) })
 	p.run("heir", func() error { return heir.run(ctx, a) })
+	p.run("forward", func() error { return a.keepForward(ctx, heir.served) })
 	p.run("engine", func() error {
 		defer localhost.Close()
 		defer checks.Close()

@@ -126,5 +126,5 @@ func remove(ctx context.Context, c *config.Config) error {
 	if len(absent) == len(removers) {
 		failed = absent
 	}
-	return errors.Join(failed...)
+	return errors.Join(append(failed, removeGate(ctx))...)
 }

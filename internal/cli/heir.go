@@ -48,6 +48,7 @@ func (h *heir) run(ctx context.Context, a *agent) error {
 	if a.now().c.Mode == config.Memory { // a dry run touches nothing
 		return nil
 	}
+	a.tendForward(ctx) // before KUBE-FORWARD goes
 	owed := append(slices.Sorted(maps.Keys(removers)), kubeProxyTables)
 	for try, wait := 1, heirWait; ; try, wait = try+1, 3*wait {
 		var err error

@@ -47,6 +47,7 @@ type live struct {
 	turn    sync.Mutex // one change, or one removal, at a time
 	written string     // the mode that the flags and the file say
 	chosen  string     // the mode that somebody switched to, whatever is written; empty is none
+	forward forward    // in its turn
 }
 
 // now is what the agent serves by.
@@ -147,11 +148,15 @@ func (a *agent) change(ctx context.Context, old *current, u config.Update) (*cur
 	if !reflect.DeepEqual(from, to) {
 		ch.Configure, ch.Restore = func() { a.resolver.SetConfig(to) }, func() { a.resolver.SetConfig(from) }
 	}
+	if now.c.Mode != old.c.Mode && needsGate(now.c) {
+		a.forward.tend(ctx, now.c) // before the old dataplane takes KUBE-FORWARD away
+	}
 	if err := a.engine.Load().Switch(ctx, ch); err != nil {
 		return nil, err
 	}
 	now.written = a.written
 	a.current.Store(now)
+	a.forward.tend(ctx, now.c)
 	return now, nil
 }
 

@@ -61,12 +61,20 @@ func (p modePlane) Remove(ctx context.Context) error {
 	return p.Dataplane.Remove(ctx)
 }
 
+// noGate stands for a node where nobody uses iptables.
+type noGate struct{}
+
+func (noGate) Keep(context.Context, int) ([]string, error) { return nil, nil }
+func (noGate) Remove(context.Context) ([]string, error)    { return nil, nil }
+func (noGate) Close() error                                { return nil }
+
 // pretend puts modes of tests in the place of real ones.
 func pretend(t *testing.T, names ...string) map[string]*mode {
 	out := map[string]*mode{}
-	realPlanes, realRemovers := dataplanes, removers
+	realPlanes, realRemovers, realGate := dataplanes, removers, newGate
+	newGate = func() gate { return noGate{} }
 	dataplanes, removers = map[string]build{config.Memory: buildMemory}, map[string]func(context.Context, *config.Config) (engine.Dataplane, families, error){}
-	t.Cleanup(func() { dataplanes, removers = realPlanes, realRemovers })
+	t.Cleanup(func() { dataplanes, removers, newGate = realPlanes, realRemovers, realGate })
 	for _, name := range names {
 		m := &mode{}
 		out[name] = m

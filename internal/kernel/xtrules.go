@@ -16,6 +16,7 @@ import (
 type XTRule struct {
 	Chain []byte // that it is in
 	Jump  []byte // the chain of the table that it leads to; nil is none
+	Drop  bool   // its target is DROP; so is the policy's of a built-in chain, which is its last rule
 	Sum   uint64 // tells rules apart within this process: all of the rule, but not its counters and not where it stands
 }
 
@@ -142,7 +143,7 @@ func (l xtLayout) walk(b []byte, hooks [5]int, each func(XTRule)) error {
 		if name, ok := headName(e, target); ok {
 			chain = name
 		} else {
-			r := XTRule{Chain: chain}
+			r := XTRule{Chain: chain, Drop: drops(e, target)}
 			if r.Jump = l.jump(b, at, target, len(e)); r.Jump != nil {
 				r.Sum = maphash.Bytes(xtSeed, r.Jump)
 			}
@@ -160,6 +161,13 @@ func headName(e []byte, target int) ([]byte, bool) {
 		return nil, false
 	}
 	return untilNul(e[target+xtTarget:]), true
+}
+
+// xtDrop is -NF_DROP - 1, as verdicts are written in tables (linux/netfilter/x_tables.h).
+const xtDrop = -1
+
+func drops(e []byte, target int) bool {
+	return len(e) >= target+xtStandard && e[target+xtNameAt] == 0 && int32(binary.NativeEndian.Uint32(e[target+xtTarget:])) == xtDrop
 }
 
 // jump finds the chain that an entry leads to, and clears the number that says so. Where to go on is an offset: of what follows,

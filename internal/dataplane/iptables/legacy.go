@@ -168,7 +168,7 @@ func (l *legacy) builtins(ctx context.Context, v6 bool) (map[ChainID][]heldLine,
 		if line == "" || !id.builtin() {
 			return
 		}
-		if _, r, exact := parseText(line, v6); strings.HasPrefix(r.Target.Chain, kubePrefix) {
+		if _, r, exact := parseText(line, v6); strings.HasPrefix(r.Target.Chain, kubePrefix) || r.Target.Chain == chainGate {
 			held[id] = append(held[id], heldLine{line, r, exact})
 		}
 	})

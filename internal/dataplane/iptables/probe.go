@@ -67,7 +67,7 @@ func (d *Dataplane) Remove(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read the rules: %w", err)
 		}
-		if err := d.remove(ctx, removal(chains)); err != nil {
+		if err := remove(ctx, d.be, removal(chains)); err != nil {
 			failed = append(failed, fmt.Errorf("remove the rules: %w", err))
 		}
 	}
@@ -77,17 +77,17 @@ func (d *Dataplane) Remove(ctx context.Context) error {
 }
 
 // remove makes changes that take out jumps, then chains. A chain that somebody else's rule leads to is left empty, and told.
-func (d *Dataplane) remove(ctx context.Context, changes []change) error {
+func remove(ctx context.Context, be backend, changes []change) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	err := d.be.Write(ctx, changes)
+	err := be.Write(ctx, changes)
 	if !errors.Is(err, errInUse) {
 		return err
 	}
 	first := slices.IndexFunc(changes, func(c change) bool { return !c.Chain.builtin() })
 	if first > 0 {
-		if err := d.be.Write(ctx, changes[:first]); err != nil {
+		if err := be.Write(ctx, changes[:first]); err != nil {
 			return err
 		}
 	}
@@ -95,7 +95,7 @@ func (d *Dataplane) remove(ctx context.Context, changes []change) error {
 	for _, c := range changes[first:] {
 		ids = append(ids, c.Chain)
 	}
-	used, err := deleteUnused(ctx, d.be, ids)
+	used, err := deleteUnused(ctx, be, ids)
 	for _, id := range used {
 		err = errors.Join(err, fmt.Errorf("%s is left, empty: %w", where(id), errInUse))
 	}
