@@ -38,7 +38,7 @@ test-lab: deps build
 	go test -p 1 -timeout 20m $(LAB)
 
 test-apiserver: deps build
-	cd test/apiserver && go run ./cmd/build testctl && go test -count=1 -timeout 10m .
+	cd test/apiserver && go run ./cmd/build testctl && for m in iptables nftables; do FAIRLEAD_MODE=$$m go test -count=1 -timeout 10m . || exit 1; done
 
 test-vm:
 	@echo 'no dataplane needs a virtual machine yet: IPVS mode, which will, is not built' >&2; exit 1

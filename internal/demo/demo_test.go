@@ -39,18 +39,22 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatalf("no fairlead to show (make build, or FAIRLEAD=path): %v", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var out bytes.Buffer
-	if err := Run(ctx, Options{Binary: binary, Out: &out}); err != nil {
-		t.Errorf("%v\n%s", err, out.String())
+	for _, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			var out bytes.Buffer
+			if err := Run(ctx, Options{Binary: binary, Mode: mode, Out: &out}); err != nil {
+				t.Errorf("%v\n%s", err, out.String())
+			}
+			for _, part := range []string{"\n1  ", "\n2  ", "\n3  ", "\n4  ", "\n5  ", "\n6  ", "All of it was checked"} {
+				if !strings.Contains(out.String(), part) {
+					t.Errorf("the demo does not show %q", part)
+				}
+			}
+			t.Log("\n" + out.String())
+		})
 	}
-	for _, part := range []string{"\n1  ", "\n2  ", "\n3  ", "\n4  ", "\n5  ", "\n6  ", "All of it was checked"} {
-		if !strings.Contains(out.String(), part) {
-			t.Errorf("the demo does not show %q", part)
-		}
-	}
-	t.Log("\n" + out.String())
 }
 
 // A program that is no fairlead is told in one error, and nothing is left.

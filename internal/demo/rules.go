@@ -19,6 +19,7 @@ func (s *show) rules(ctx context.Context) error {
 		return err
 	}
 	s.print("%s", indent(text))
+	text = strings.ReplaceAll(text, " . 8080", ":8080") // as nft has it
 	for _, backend := range []string{"10.244.1.10:8080", "10.244.1.12:8080"} {
 		if !strings.Contains(text, backend) {
 			s.fail("no rule leads to %s", backend)
@@ -32,8 +33,16 @@ func (s *show) rules(ctx context.Context) error {
 
 // kernelRules finds the rules by what each kind of kernel table calls them; what it has no words for, the agent reads back.
 func (s *show) kernelRules(ctx context.Context) (string, error) {
-	if s.Mode != "iptables" {
-		return s.agent.Run(ctx, "get", "--kernel")
+	switch s.Mode {
+	case "nftables":
+		out, err := s.world.Must("n1").Exec(ctx, nil, "nft", "list", "table", "ip", "fairlead")
+		if err != nil {
+			return "", fmt.Errorf("list rules: %w\n%s", err, out)
+		}
+		return elementsOf(out, webVIP), nil
+	case "iptables":
+	default:
+		return s.agent.Run(ctx, "get", "pools", "--kernel")
 	}
 	out, err := s.world.Must("n1").Exec(ctx, nil, "iptables-save", "-t", "nat")
 	if err != nil {
@@ -81,6 +90,33 @@ func rulesOf(save string, vip netip.AddrPort) string {
 	}
 	if first != "" {
 		follow(first)
+	}
+	return strings.Join(out, "\n")
+}
+
+// elementsOf finds the elements of a ClusterIP, under the names of their maps, and the chain that draws one of its endpoints.
+func elementsOf(table string, vip netip.AddrPort) string {
+	key := fmt.Sprintf("%s . tcp . %d ", vip.Addr(), vip.Port())
+	var out []string
+	name, told, endpoints := "", "", 0
+	for _, l := range strings.Split(table, "\n") {
+		l = strings.TrimSpace(l)
+		if head, ok := strings.CutSuffix(l, " {"); ok && !strings.Contains(l, "=") {
+			name = head
+			continue
+		}
+		element := strings.Contains(l, key)
+		if !element && (name != fmt.Sprintf("chain cluster-%d", endpoints) || l == "}" || l == "") {
+			continue
+		}
+		if name == "map endpoints" {
+			endpoints++
+		}
+		if told != name {
+			told = name
+			out = append(out, name)
+		}
+		out = append(out, "    "+strings.TrimRight(strings.TrimPrefix(l, "elements = { "), " },"))
 	}
 	return strings.Join(out, "\n")
 }
