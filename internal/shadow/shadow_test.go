@@ -442,7 +442,9 @@ func heap() uint64 {
 func TestWantAndRef(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tab, k := newTable(), &kernel{rows: map[string]string{}}
-		k.fail = func() int { return rapid.SampledFrom([]int{works, works, works, failsBefore, failsAfter, failsHalf}).Draw(t, "fate") }
+		k.fail = func() int {
+			return rapid.SampledFrom([]int{works, works, works, failsBefore, failsAfter, failsHalf}).Draw(t, "fate")
+		}
 		wanted, counts := map[string]string{}, map[string]int{}
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "row")

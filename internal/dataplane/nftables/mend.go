@@ -17,7 +17,7 @@ import (
 type damages struct {
 	mu       sync.Mutex
 	elements map[spot]element // as they are now; one without a key is gone
-	more     bool              // something else happened, or too much
+	more     bool             // something else happened, or too much
 }
 
 // spot is where an element is.
