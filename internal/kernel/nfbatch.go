@@ -107,11 +107,14 @@ func (c *NFNetlink) number(t *NFBatch) (last uint32) {
 
 // room makes the send buffer large enough: the kernel takes a transaction in one piece (netlink_sendmsg).
 func (c *NFNetlink) room(size int) error {
+	if c.buffer >= size+4096 {
+		return nil
+	}
 	have, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil {
 		return fmt.Errorf("netfilter: size of send buffer: %w", err)
 	}
-	if have >= size+4096 {
+	if c.buffer = have; have >= size+4096 {
 		return nil
 	}
 	want := size + size/4 + 4096
@@ -121,8 +124,8 @@ func (c *NFNetlink) room(size int) error {
 	return nil
 }
 
-// outcome reads the answers, which all wait in the socket by now: one for each refused message, one for the last message,
-// and one numbered first when the transaction as a whole was refused.
+// outcome reads the answers, which all wait in the socket by now: one for each refused message, then one for the last message;
+// or one numbered first when the transaction as a whole was refused.
 func (c *NFNetlink) outcome(first, last uint32) error {
 	var bad *BatchError
 	done := false
@@ -131,8 +134,6 @@ func (c *NFNetlink) outcome(first, last uint32) error {
 		switch {
 		case errors.Is(err, unix.EAGAIN) && bad != nil:
 			return bad
-		case errors.Is(err, unix.EAGAIN) && done:
-			return nil
 		case errors.Is(err, unix.EAGAIN):
 			return errors.New("nf_tables transaction: no answer")
 		case errors.Is(err, unix.ENOBUFS): // more refusals than the socket holds; the first ones are there
@@ -153,6 +154,9 @@ func (c *NFNetlink) outcome(first, last uint32) error {
 			if err := answerError(h.typ, body); err != nil && (bad == nil || h.seq == first) {
 				bad = &BatchError{Index: int(h.seq-first) - 1, Err: err}
 			}
+		}
+		if done && bad == nil {
+			return nil
 		}
 	}
 }

@@ -20,6 +20,8 @@ type NFNetlink struct {
 	seq  uint32
 	in   []byte
 	out  []byte
+
+	buffer int // of sending, in bytes, as far as it is known
 }
 
 // NFMessage is a message from the kernel. Attrs are valid until the next one is read.
