@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"fairlead/internal/kernel"
 	"fairlead/internal/model"
 	"fairlead/internal/shadow"
 
@@ -26,6 +27,7 @@ type Dataplane struct {
 
 	loaded   bool     // the tables below say what the kernel holds
 	last     snapshot // of Dump, for the next Apply
+	refusals int      // of the kernel, one after the other
 	base     [2]base
 	numbered [2]numbers
 	own      ownNumbers
@@ -140,7 +142,21 @@ func (d *Dataplane) reapply(ctx context.Context, all iter.Seq[*service]) error {
 		}
 		d.want(s)
 	}
-	return d.write(ctx)
+	err := d.write(ctx)
+	d.refused(err)
+	return err
+}
+
+// patience is how often in a row the kernel may refuse what differs from what was just read. Then something is in our table that
+// we do not read (a set made anew with room for one element, say), and the table is made anew, in one transaction.
+const patience = 2
+
+// refused counts refusals.
+func (d *Dataplane) refused(err error) {
+	var no *kernel.BatchError
+	if d.refusals++; !errors.As(err, &no) || no.Index < 0 {
+		d.refusals = 0
+	}
 }
 
 // differs tells an error that says that the kernel does not hold what we believed: somebody was faster than the watch.
@@ -409,7 +425,7 @@ func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
 		if err != nil {
 			return nil, err
 		}
-		if h.stale { // a table of another layout is as good as none, but must go
+		if h.stale || h.table && d.refusals >= patience { // as good as none, but must go
 			*h = held{v6: v6, stale: true}
 		}
 		out = append(out, h)

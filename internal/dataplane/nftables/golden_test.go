@@ -3,6 +3,7 @@ package nftables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"fairlead/internal/model"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 var update = flag.Bool("update", false, "write the goldens anew")
@@ -145,6 +147,43 @@ func TestOneChangeIsTwoElements(t *testing.T) {
 	if len(k.messages) > 0 {
 		t.Errorf("nothing changed: messages %q", k.messages)
 	}
+}
+
+// A table that looks right and takes nothing is made anew, after the kernel has refused twice what follows from what was read.
+func TestStubbornTable(t *testing.T) {
+	k := newFakeKernel()
+	all := dptest.Many(10, 2)
+	d := newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, k)
+	if err := d.Apply(context.Background(), all); err != nil {
+		t.Fatal(err)
+	}
+	d.conn = stubborn{k}
+	more := dptest.Many(20, 2)
+	for i := range patience {
+		if err := d.Apply(context.Background(), more); !errors.Is(err, unix.ENFILE) {
+			t.Fatalf("try %d: %v", i+1, err)
+		}
+	}
+	if err := d.Apply(context.Background(), more); err != nil {
+		t.Fatalf("at last: %v", err)
+	}
+	d.conn = k
+	s, err := d.Dump(context.Background())
+	if err != nil || len(s.Frontends) != 20 {
+		t.Errorf("the kernel holds %d frontends, %v", len(s.Frontends), err)
+	}
+}
+
+// stubborn refuses everything but a table that is made anew.
+type stubborn struct{ conn }
+
+func (s stubborn) Commit(b *kernel.NFBatch) error {
+	anew := false
+	b.Messages(func(kind uint8, _ uint16, _ uint8, _ []byte) { anew = anew || kind == unix.NFT_MSG_DELTABLE })
+	if anew {
+		return s.conn.Commit(b)
+	}
+	return &kernel.BatchError{Index: 0, Err: unix.ENFILE}
 }
 
 // counting notes which messages about elements are sent, and with how many.

@@ -143,7 +143,7 @@ func (w *writer) commit() error {
 	err := w.conn.Commit(&w.tx)
 	var refused *kernel.BatchError
 	if errors.As(err, &refused) && refused.Index >= 0 && refused.Index < len(w.what) {
-		err = fmt.Errorf("%s: %w", w.what[refused.Index], refused.Err)
+		err = fmt.Errorf("%s: %w", w.what[refused.Index], err)
 	}
 	w.tx.Reset()
 	w.what = w.what[:0]
