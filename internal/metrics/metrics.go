@@ -40,6 +40,7 @@ type Metrics struct {
 	flowsDeleted                *prometheus.CounterVec
 	restoreFailed               *prometheus.CounterVec
 	partialFailed               *prometheus.CounterVec
+	nftablesFailed              *prometheus.CounterVec
 	relayListening              *prometheus.GaugeVec
 	relayFailed                 *prometheus.CounterVec
 
@@ -105,6 +106,7 @@ func (m *Metrics) kubeProxy() {
 	m.flowsDeleted = m.counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted.", ipFamily)
 	m.restoreFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Failed writes of everything.", ipFamily)
 	m.partialFailed = m.counter("kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "Failed writes of changes.", ipFamily)
+	m.nftablesFailed = m.counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Failed writes.", ipFamily)
 	m.relayListening = m.gauge("kubeproxy_nftables_localhost_nodeport_listeners", "NodePorts that are relayed from the family's loopback address now.", ipFamily)
 	m.relayFailed = m.counter("kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "Listeners for that, that could not be opened.", ipFamily)
 	for _, f := range m.families { // a counter that never counted is 0, not absent
@@ -192,14 +194,13 @@ func concerns(d model.Delta, fam string) bool {
 // Failed counts a write that failed.
 func (m *Metrics) Failed(_ error, d model.Delta) {
 	m.rounds.WithLabelValues(failed).Inc()
-	if !m.mode.is("iptables") {
-		return
+	failures := map[string]*prometheus.CounterVec{"nftables": m.nftablesFailed, "iptables": m.partialFailed}[m.mode.String()]
+	if failures == m.partialFailed && d.Full {
+		failures = m.restoreFailed
 	}
 	for _, f := range m.families {
-		if d.Full {
-			m.restoreFailed.WithLabelValues(f).Inc()
-		} else {
-			m.partialFailed.WithLabelValues(f).Inc()
+		if failures != nil {
+			failures.WithLabelValues(f).Inc()
 		}
 	}
 }

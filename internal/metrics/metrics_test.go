@@ -94,6 +94,7 @@ func full() *Metrics {
 	m.RelayListening(false, 3)
 	m.RelayListening(false, 2)
 	m.RelayFailed(true)
+	m.nftablesFailed.WithLabelValues("IPv4") // of the other mode
 	return m
 }
 

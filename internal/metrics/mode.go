@@ -20,9 +20,11 @@ func (m *Metrics) SetMode(name string) {
 	m.mode.name.Store(&name)
 	m.restoreFailed.Reset()
 	m.partialFailed.Reset()
+	m.nftablesFailed.Reset()
 	for _, f := range m.families { // a counter that never counted is 0, not absent
 		switch name {
 		case "nftables":
+			m.nftablesFailed.WithLabelValues(f)
 			m.relayListening.WithLabelValues(f)
 			m.relayFailed.WithLabelValues(f)
 		case "iptables":

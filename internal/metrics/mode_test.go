@@ -22,6 +22,9 @@ func TestSetMode(t *testing.T) {
 	if families(t, m)[restore] != nil || m.mode.String() != "nftables" {
 		t.Errorf("%s in mode %s", restore, m.mode)
 	}
+	if f := families(t, m)["kubeproxy_sync_proxy_rules_nftables_sync_failures_total"]; f == nil || f.Metric[0].Counter.GetValue() != 1 {
+		t.Errorf("a failure in nftables mode: %v", f)
+	}
 	m.SetMode("iptables")
 	if f := families(t, m)[restore]; f == nil || f.Metric[0].Counter.GetValue() != 0 {
 		t.Errorf("back in iptables mode: %v", f)
