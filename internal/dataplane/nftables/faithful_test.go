@@ -135,36 +135,45 @@ func (w *twin) Get(typ uint16, family uint8, attrs []byte) (kernel.NFMessage, er
 // normal is a message in words, without what newer kernels add (NFTA_SET_TYPE, NFTA_SET_COUNT), counters and clocks. Each
 // element is one of its own, since a list may be split anywhere.
 func normal(m kernel.NFMessage) (out []string) {
-	var w strings.Builder
-	fmt.Fprintf(&w, "%d %d:", uint8(m.Type), m.Family)
+	head, w := fmt.Sprintf("%d %d:", uint8(m.Type), m.Family), sayings{}
 	for t, v := range kernel.Attrs(m.Attrs) {
 		switch kind := uint8(m.Type); {
 		case kind == unix.NFT_MSG_NEWSETELEM && t == unix.NFTA_SET_ELEM_LIST_ELEMENTS:
 			for _, e := range kernel.Attrs(v) {
-				out = append(out, w.String()+normalElem(e))
+				out = append(out, head+w.String()+normalElem(e))
 			}
 			return out
 		case kind == unix.NFT_MSG_NEWSET && t > 18, kind == unix.NFT_MSG_NEWOBJ && t == unix.NFTA_OBJ_DATA:
 		default:
-			fmt.Fprintf(&w, " %d=%s", t, tree(v, 0))
+			w.add(t, tree(v, 0))
 		}
 	}
-	return append(out, w.String())
+	return append(out, head+w.String())
 }
 
 func normalElem(b []byte) string {
-	var w strings.Builder
+	w := sayings{}
 	for t, v := range kernel.Attrs(b) {
 		if t != unix.NFTA_SET_ELEM_EXPIRATION {
-			fmt.Fprintf(&w, " %d=%s", t, tree(v, 0))
+			w.add(t, tree(v, 0))
 		}
 	}
 	return w.String()
 }
 
+// sayings are attributes by type: each kernel has them in another order.
+type sayings []string
+
+func (s *sayings) add(typ uint16, v string) { *s = append(*s, fmt.Sprintf(" %03d=%s", typ, v)) }
+
+func (s sayings) String() string {
+	slices.SortStableFunc(s, func(a, b string) int { return strings.Compare(a[:4], b[:4]) })
+	return strings.Join(s, "")
+}
+
 // tree prints bytes, as attributes when they look like some.
 func tree(b []byte, depth int) string {
-	var w strings.Builder
+	w := sayings{}
 	rest := len(b)
 	for t, v := range kernel.Attrs(b) {
 		rest -= (4 + len(v) + 3) / 4 * 4
@@ -172,7 +181,7 @@ func tree(b []byte, depth int) string {
 			rest = 1
 			break
 		}
-		fmt.Fprintf(&w, " %d=%s", t, tree(v, depth+1))
+		w.add(t, tree(v, depth+1))
 	}
 	if rest > 0 || rest < -3 || len(b) == 0 || depth > 9 {
 		return fmt.Sprintf("%x", b)
@@ -485,7 +494,7 @@ func TestFakeRefuses(t *testing.T) {
 				if got, want := verdictOn(last), batches[name].want; got != want {
 					t.Errorf("%s, should be %s", got, want)
 				}
-				if slices.Contains(stricter, name) {
+				if slices.Contains(stricter, name) || !modelled() {
 					return
 				}
 				w.all()
@@ -495,6 +504,14 @@ func TestFakeRefuses(t *testing.T) {
 			})
 		})
 	}
+}
+
+// modelled tells whether the kernel here is as new as the one that the fake refuses like: older ones take more, or refuse it with
+// another number.
+func modelled() bool {
+	var major, minor int
+	_, err := fmt.Sscanf(kernel.Release(), "%d.%d", &major, &minor)
+	return err == nil && (major > 6 || major == 6 && minor >= 18)
 }
 
 // all lists everything there is.
