@@ -434,18 +434,19 @@ func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
 }
 
 // grace is longer than any packet takes through our chains. A packet that is among them when the table goes would find the maps
-// empty and the plain sets not (the kernel ends them in different ways), and be refused as if for another port of a ClusterIP.
+// empty and the plain sets not (the kernel ends them in different ways), and be refused as if for another port of a ClusterIP; one
+// that was translated, and should be hidden on its way out, would not be.
 const grace = 10 * time.Millisecond
 
-// Remove takes out our tables, of both families: what leads packets in first, the rest when no packet is there any more; see
-// engine.Dataplane.
+// Remove takes out our tables, of both families: what translates packets first, the rest when no such packet is on its way any more;
+// see engine.Dataplane.
 func (d *Dataplane) Remove(ctx context.Context) error {
 	d.forget(0)
 	d.loaded, d.last = false, snapshot{}
 	var failed error
 	there := false
 	for _, v6 := range [...]bool{false, true} {
-		for name := range baseChains {
+		for _, name := range [...]string{chainPrerouting, chainOutput} {
 			gone, err := d.delete(func(w *writer) { w.deleteChain(name, v6) })
 			there, failed = there || gone, errors.Join(failed, err)
 		}
