@@ -96,7 +96,7 @@ func (d *Dataplane) forget(room int) {
 // Apply makes it so; see engine.Dataplane. Its cost is that of the change: one transaction of the elements that differ. After
 // a failure, or when the kernel does not hold what we believed, it is read again.
 func (d *Dataplane) Apply(ctx context.Context, delta model.Delta) error {
-	fresh := delta.Full || !d.loaded || d.numbered[0].crowded() || d.numbered[1].crowded()
+	fresh := delta.Full || !d.loaded || d.numbered[0].crowded() || d.numbered[1].crowded() || d.own.crowded()
 	if delta.Full {
 		if delta.Node == nil {
 			n := d.node

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,7 +90,7 @@ func (h *held) pool(id model.PoolID, packed string, sticky uint32) model.Pool {
 		a := cutBackend([]byte(packed[:size]), h.v6)
 		p.Backends = append(p.Backends, model.Backend{Addr: a, Local: h.has(setHairpin, a.Addr())})
 	}
-	sortBackends(p.Backends)
+	slices.SortFunc(p.Backends, model.Backend.Compare)
 	return p
 }
 

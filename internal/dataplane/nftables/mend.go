@@ -41,12 +41,7 @@ func (d *damages) add(m *kernel.NFMessage) {
 		d.more = true
 		return
 	}
-	var name []byte
-	for typ, v := range kernel.Attrs(m.Attrs) {
-		if typ == unix.NFTA_SET_ELEM_LIST_SET {
-			name = kernel.AttrBytes(v)
-		}
-	}
+	_, name := cutNames(m.Attrs, unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET)
 	set, _ := setNamed(name)
 	if d.elements == nil {
 		d.elements = map[spot]element{}

@@ -3,12 +3,16 @@ package nftables
 import "encoding/binary"
 
 // ownNumbers are the numbers by which the affinity map knows endpoints of Services with ClientIP affinity. An endpoint keeps
-// its number as long as the program runs, whatever happens to others, and over a restart as long as the kernel holds it. The
-// others are numbered per Service, and anew when one goes.
+// its number as long as the kernel holds it, over restarts too and whatever happens to others; one that went has it again when it comes
+// back before everything was read anew. The numbers by which endpoints are drawn are each Service's own, and change when one goes.
 type ownNumbers struct {
 	numbers map[string]uint32 // by packed endpoint
 	next    uint32
+	from    uint32 // next, when the kernel was read
 }
+
+// crowded tells that so many endpoints have come that it is worth reading the kernel again to forget those that went.
+func (o *ownNumbers) crowded() bool { return o.next-o.from > 1<<16 }
 
 // ownNumbersIn are those that the kernel holds.
 func ownNumbersIn(found []*held) ownNumbers {
@@ -24,6 +28,7 @@ func ownNumbersIn(found []*held) ownNumbers {
 			}
 		}
 	}
+	o.from = o.next
 	return o
 }
 

@@ -131,20 +131,24 @@ func (h *held) readSets(c conn) error {
 func (h *held) readCounters(c conn) error {
 	ask := kernel.AppendAttrString(nil, unix.NFTA_OBJ_TABLE, tableName)
 	return c.Dump(nftType(unix.NFT_MSG_GETOBJ), family(h.v6), ask, func(m kernel.NFMessage) error {
-		var table, name []byte
-		for typ, v := range kernel.Attrs(m.Attrs) {
-			switch typ {
-			case unix.NFTA_OBJ_TABLE:
-				table = kernel.AttrBytes(v)
-			case unix.NFTA_OBJ_NAME:
-				name = kernel.AttrBytes(v)
-			}
-		}
-		if string(table) == tableName {
+		if table, name := cutNames(m.Attrs, unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME); string(table) == tableName {
 			h.counters[string(name)] = true
 		}
 		return nil
 	})
+}
+
+// cutNames finds the names of a table and of what is in it, by the types of their attributes.
+func cutNames(attrs []byte, tableType, nameType uint16) (table, name []byte) {
+	for typ, v := range kernel.Attrs(attrs) {
+		switch typ {
+		case tableType:
+			table = kernel.AttrBytes(v)
+		case nameType:
+			name = kernel.AttrBytes(v)
+		}
+	}
+	return table, name
 }
 
 func (h *held) readChains(c conn) error {

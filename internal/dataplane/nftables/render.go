@@ -311,5 +311,3 @@ func unpackRanges(s string, v6 bool) []netip.Prefix {
 	}
 	return out
 }
-
-func sortBackends(bs []model.Backend) { slices.SortFunc(bs, model.Backend.Compare) }

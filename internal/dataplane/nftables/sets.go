@@ -109,7 +109,7 @@ func setNamed(name []byte) (setID, bool) {
 	return 0, false
 }
 
-// proto6 is a family's view of fields: addresses of 16 bytes.
+// in is the type of a field in a family.
 func (f field) in(v6 bool) field {
 	if f == fieldAddr && v6 {
 		return fieldAddr6
@@ -163,7 +163,6 @@ const (
 	attrSetFieldLen   = 1    // NFTA_SET_FIELD_LEN
 	attrElemKeyEnd    = 10   // NFTA_SET_ELEM_KEY_END
 	attrSetUserdata   = 0xd  // NFTA_SET_USERDATA
-	attrChainUserdata = 12   // NFTA_CHAIN_USERDATA
 	setFlagConcat     = 0x80 // NFT_SET_CONCAT
 	elemCatchall      = 2    // NFT_SET_ELEM_CATCHALL
 	attrRuleUserdata  = 7    // NFTA_RULE_USERDATA

@@ -45,15 +45,7 @@ func see(m kernel.NFMessage) string {
 	if !ok || m.Family != unix.NFPROTO_IPV4 && m.Family != unix.NFPROTO_IPV6 {
 		return ""
 	}
-	var table, name []byte
-	for typ, v := range kernel.Attrs(m.Attrs) {
-		switch typ {
-		case k.table:
-			table = kernel.AttrBytes(v)
-		case k.name:
-			name = kernel.AttrBytes(v)
-		}
-	}
+	table, name := cutNames(m.Attrs, k.table, k.name)
 	if string(table) != tableName {
 		return ""
 	}

@@ -150,12 +150,9 @@ func (w *writer) commit() error {
 	return err
 }
 
-// large tells whether it is time to commit a part of a large load.
-func (w *writer) large() bool { return w.tx.Size()+w.size > txMost }
-
-// commitIfLarge does.
+// commitIfLarge commits a part of a large load when it is time to, and tells whether it was.
 func (w *writer) commitIfLarge(ctx context.Context) (bool, error) {
-	if !w.large() {
+	if w.tx.Size()+w.size <= txMost {
 		return false, nil
 	}
 	if err := ctx.Err(); err != nil {
