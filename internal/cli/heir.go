@@ -18,16 +18,25 @@ import (
 // heir is an engine.Observer that takes out, once our own rules are in force, what others have left: kube-proxy in another
 // mode, or a fairlead that served in another one and crashed in the middle of a switch, or came back in the mode that is
 // written. Their rules would go on catching packets. kube-proxy does the same when its mode changes, before its own rules
-// are there.
+// are there. While what we serve is only presumed, theirs may know better, and stay.
 type heir struct {
-	once   sync.Once
-	served chan struct{}
+	synced        func() bool
+	once, knowing sync.Once
+	served        chan struct{} // closed when something is
+	known         chan struct{} // closed when what is served is the truth
 }
 
-func newHeir() *heir { return &heir{served: make(chan struct{})} }
+func newHeir(synced func() bool) *heir {
+	return &heir{synced: synced, served: make(chan struct{}), known: make(chan struct{})}
+}
 
 // Applied begins, the first time.
-func (h *heir) Applied(model.Delta, time.Duration) { h.once.Do(func() { close(h.served) }) }
+func (h *heir) Applied(model.Delta, time.Duration) {
+	h.once.Do(func() { close(h.served) })
+	if h.synced() {
+		h.knowing.Do(func() { close(h.known) })
+	}
+}
 
 // kubeProxyTables is what no remover knows: it is nobody's but kube-proxy's.
 const kubeProxyTables = "nftables of kube-proxy"
@@ -43,7 +52,7 @@ func (h *heir) run(ctx context.Context, a *agent) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-h.served:
+	case <-h.known:
 	}
 	if a.now().c.Mode == config.Memory { // a dry run touches nothing
 		return nil

@@ -160,4 +160,6 @@ func (t *taker) ServiceCIDR(name string, c *networkingv1.ServiceCIDR) {
 
 func (t *taker) Addrs([]netip.Addr) {}
 
+func (t *taker) Presumed() {}
+
 func (t *taker) Synced() { t.synced() }

@@ -50,9 +50,12 @@ type Engine struct {
 
 	mu     sync.Mutex
 	status Status
+	known  map[string]knowledge // by source
 
 	// Of Run's goroutine alone:
 	state    *model.State  // what is true; before the first success, what the kernel was found to hold
+	unread   bool          // what the kernel holds could not be read
+	truth    *model.State  // all that the resolver says, while that is not all that is served; nil else. See presume.go
 	pending  model.Delta   // resolved, and not true yet
 	told     bool          // the resolver was told something since its last Delta
 	failures int           // since the last success
@@ -91,11 +94,11 @@ func New(c Config) *Engine {
 		c.Notices = func([]model.Notice) {}
 	}
 	return &Engine{config: c, queue: newQueue(), asks: make(chan ask), changes: make(chan *change), unwatch: func() {}, ended: make(chan struct{}),
-		status: Status{Sources: map[string]bool{}}, state: model.NewState(), pending: model.Delta{Full: true}}
+		status: Status{Sources: map[string]bool{}}, known: map[string]knowledge{}, state: model.NewState(), pending: model.Delta{Full: true}}
 }
 
 // Sink registers a source by its name and returns what it should tell. Nothing is written until each registered source is
-// synced, so sources are registered before Run.
+// synced, or has told what it presumes, so sources are registered before Run.
 func (e *Engine) Sink(name string) source.Sink {
 	e.register(name)
 	return sink{e, name}
@@ -127,7 +130,9 @@ func (e *Engine) answer(q ask) {
 func (e *Engine) Run(ctx context.Context) error {
 	defer close(e.ended)
 	e.update(func(s *Status) { s.Started = time.Now() })
-	e.load(ctx)
+	if err := e.load(ctx); err != nil {
+		klog.ErrorS(err, "Can't read what the kernel holds; what is gone since will not be noticed")
+	}
 	e.unwatch = e.watch(ctx)
 	for ctx.Err() == nil {
 		e.tryAgain(ctx)
@@ -152,14 +157,15 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // load starts from what the kernel holds, so that observers hear what the first delta takes away.
-func (e *Engine) load(ctx context.Context) {
+func (e *Engine) load(ctx context.Context) error {
 	found, err := e.config.Dataplane.Dump(ctx)
-	if err != nil {
-		klog.ErrorS(err, "Can't read what the kernel holds; what is gone since will not be noticed")
-		return
+	if e.unread = err != nil; err != nil {
+		return err
 	}
+	found.NamePools()
 	e.state = found
 	klog.V(2).InfoS("Read what the kernel holds", "frontends", len(found.Frontends), "pools", len(found.Pools))
+	return nil
 }
 
 // drain tells the resolver all that is queued.
@@ -173,22 +179,20 @@ func (e *Engine) drain() {
 	}
 	e.told = true
 	e.update(func(s *Status) {
-		if s.Synced && s.PendingSince.IsZero() {
+		if s.ready() && s.PendingSince.IsZero() {
 			s.PendingSince = since
 		}
 	})
 	e.soon()
 }
 
-// synced notes that a source has told all that it had.
-func (e *Engine) synced(name string) {
-	e.update(func(s *Status) {
-		s.Sources[name] = true
-		if !s.Synced && allTrue(s.Sources) {
-			s.Synced = true
-			klog.InfoS("All sources are synced")
-		}
-	})
+// gather takes in all that was told. An error says why nothing can be made of it yet.
+func (e *Engine) gather(ctx context.Context) error {
+	e.drain()
+	e.resolve()
+	err := e.look(ctx)
+	e.hold()
+	return err
 }
 
 // resolve adds to pending what the resolver has.
@@ -197,7 +201,8 @@ func (e *Engine) resolve() {
 		return
 	}
 	e.told = false
-	e.pending = e.pending.Then(e.config.Resolver.Delta())
+	e.presume()
+	e.pending = e.pending.Then(e.said())
 	if len(e.pending.Since) > maxSince {
 		e.pending.Since = e.pending.Since[:maxSince]
 	}

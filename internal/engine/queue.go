@@ -38,6 +38,7 @@ const (
 	aServiceCIDR
 	theAddrs
 	aSource
+	aPresumption
 	aDrift
 )
 
@@ -117,7 +118,12 @@ func (s sink) Addrs(addrs []netip.Addr) {
 	s.e.queue.put(item{kind: theAddrs}, func() { s.e.config.Resolver.Addrs(addrs) })
 }
 
+// Presumed is queued like the rest.
+func (s sink) Presumed() {
+	s.e.queue.put(item{aPresumption, types.NamespacedName{Name: s.name}}, func() { s.e.heard(s.name, presumed) })
+}
+
 // Synced is queued like the rest: it counts when all that was told before it has been taken.
 func (s sink) Synced() {
-	s.e.queue.put(item{aSource, types.NamespacedName{Name: s.name}}, func() { s.e.synced(s.name) })
+	s.e.queue.put(item{aSource, types.NamespacedName{Name: s.name}}, func() { s.e.heard(s.name, synced) })
 }

@@ -55,8 +55,11 @@ func (e *Engine) timer() <-chan time.Time {
 
 // round applies what is pending, once.
 func (e *Engine) round(ctx context.Context) {
-	e.drain()
-	e.resolve()
+	start := time.Now()
+	if err := e.gather(ctx); err != nil {
+		e.endedWith(ctx, err, time.Since(start))
+		return
+	}
 	if e.config.Resync > 0 && time.Since(e.full) >= e.config.Resync {
 		e.everything()
 	}
@@ -65,12 +68,15 @@ func (e *Engine) round(ctx context.Context) {
 		e.update(func(s *Status) { s.PendingSince = time.Time{} })
 		return
 	}
-	start := time.Now()
+	start = time.Now()
 	if e.pending.Full {
 		e.full = start
 	}
 	err := e.config.Dataplane.Apply(ctx, e.pending)
-	took := time.Since(start)
+	e.endedWith(ctx, err, time.Since(start))
+}
+
+func (e *Engine) endedWith(ctx context.Context, err error, took time.Duration) {
 	switch {
 	case err == nil:
 		e.succeeded(took)
@@ -84,7 +90,7 @@ func (e *Engine) succeeded(took time.Duration) {
 	d := e.withGone(e.pending)
 	e.pending = model.Delta{}
 	e.state.Apply(d)
-	e.last, e.failures, e.served = time.Now(), 0, true
+	e.last, e.failures, e.served, e.unread = time.Now(), 0, true, false
 	e.next = e.last.Add(max(e.config.MinSync, e.rest(took)))
 	e.update(func(s *Status) {
 		s.Rounds++
@@ -151,9 +157,8 @@ func (e *Engine) everything() {
 	if e.pending.Full {
 		return
 	}
-	s, since := e.state.Clone(), e.pending.Since
-	s.Apply(e.pending)
-	e.pending = s.Full()
+	since := e.pending.Since
+	e.pending = e.whole().Full()
 	e.pending.Since = since
 }
 

@@ -3,13 +3,16 @@ package engine
 import (
 	"maps"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // Status is how the engine is doing.
 type Status struct {
 	Started      time.Time       // when Run began; zero before
 	Sources      map[string]bool // whether each has said that it is synced
-	Synced       bool            // all of them have, and there is one; before that nothing is written
+	Synced       bool            // all of them have, and there is one; before that nothing is written, unless Presumed
+	Presumed     bool            // all of them have said what there was, and one at least only what it presumes: served by it, nothing taken away
 	LastQueued   time.Time       // when a source last told something
 	PendingSince time.Time       // when the oldest change that is not in the kernel yet came; zero when there is none. What came before Synced counts from then
 	LastSuccess  time.Time       // when the dataplane last did what it was asked; zero when never
@@ -29,7 +32,7 @@ func (e *Engine) Status() Status {
 	s.Sources = maps.Clone(e.status.Sources)
 	since, last := e.queue.times()
 	s.LastQueued = last
-	if s.Synced && s.PendingSince.IsZero() {
+	if s.ready() && s.PendingSince.IsZero() {
 		s.PendingSince = since
 	}
 	return s
@@ -42,26 +45,50 @@ func (e *Engine) update(change func(*Status)) {
 	change(&e.status)
 }
 
-// ready tells whether every source has told what it had.
+// ready tells whether it is time to write.
+func (s Status) ready() bool { return s.Synced || s.Presumed }
+
+// ready tells whether it is time to write.
 func (e *Engine) ready() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.status.Synced
+	return e.status.ready()
 }
 
-// register adds a source. One that comes late stops the writing until it is synced.
+// knowledge is how well a source knows what there is.
+type knowledge uint8
+
+const (
+	nothing  knowledge = iota
+	presumed           // what was true when it was last known
+	synced             // the truth
+)
+
+// register adds a source. One that comes late stops the writing until it has told what there is.
 func (e *Engine) register(source string) {
+	e.update(func(s *Status) { e.know(s, source, nothing) })
+}
+
+// heard notes that a source has told all that it knows so far.
+func (e *Engine) heard(source string, k knowledge) {
 	e.update(func(s *Status) {
-		s.Sources[source] = s.Sources[source]
-		s.Synced = allTrue(s.Sources)
+		before := *s
+		switch e.know(s, source, k); {
+		case s.Synced && !before.Synced:
+			klog.InfoS("All sources are synced")
+		case s.Presumed && !before.Presumed:
+			klog.InfoS("Not all sources are synced; serving what was true when it was last known, and taking nothing away")
+		}
 	})
 }
 
-func allTrue(m map[string]bool) bool {
-	for _, ok := range m {
-		if !ok {
-			return false
-		}
+// know takes note of what a source knows. It can't know less than before.
+func (e *Engine) know(s *Status, source string, k knowledge) {
+	e.known[source] = max(e.known[source], k)
+	least := synced
+	for _, k := range e.known {
+		least = min(least, k)
 	}
-	return true
+	s.Sources[source] = e.known[source] == synced
+	s.Synced, s.Presumed = least == synced, least == presumed
 }

@@ -106,7 +106,7 @@ func (e *Engine) configure(c *change) {
 	c.Configure()
 	e.told = true
 	e.update(func(s *Status) {
-		if s.Synced && s.PendingSince.IsZero() {
+		if s.ready() && s.PendingSince.IsZero() {
 			s.PendingSince = time.Now()
 		}
 	})
@@ -149,6 +149,10 @@ func (e *Engine) try(ctx context.Context) {
 
 // hand gives everything to the new dataplane, and when it holds it, makes it the one that serves.
 func (e *Engine) hand(ctx context.Context, c *change) error {
+	e.told = true
+	if err := e.gather(ctx); err != nil { // by the old settings: what the old dataplane lacks
+		return err
+	}
 	whole, news := e.wholeBy(c)
 	same := c.Place == e.config.Place
 	if same { // two that write to one place would take each other for strangers
@@ -173,14 +177,10 @@ func (e *Engine) hand(ctx context.Context, c *change) error {
 
 // wholeBy resolves everything by the new settings: all that should be true, and what of it the new settings brought.
 func (e *Engine) wholeBy(c *change) (whole, news model.Delta) {
-	e.drain()
-	e.told = true
-	e.resolve() // by the old settings: what the old dataplane lacks
-	s := e.state.Clone()
-	s.Apply(e.pending)
+	s := e.whole()
 	if c.Configure != nil {
 		c.Configure()
-		news = e.config.Resolver.Delta()
+		news = e.said()
 		s.Apply(news)
 	}
 	whole = s.Full()
@@ -194,7 +194,7 @@ func (e *Engine) takeBack(c *change, news model.Delta) {
 		return
 	}
 	c.Restore()
-	e.pending = e.pending.Then(news).Then(e.config.Resolver.Delta())
+	e.pending = e.pending.Then(news).Then(e.said())
 }
 
 // apply ends early when nobody waits any more.

@@ -355,3 +355,19 @@ func TestText(t *testing.T) {
 		}
 	}
 }
+
+// What was read back says of an empty pool only what is met in its place.
+func TestNamePools(t *testing.T) {
+	s := NewState()
+	k := Key{IP: netip.MustParseAddr("fd00::1"), Port: 80, Proto: UDP}
+	named := PoolID{Service: "ns/b"}
+	s.Frontends[k] = Frontend{Key: k, About: About{Service: "ns/a", Port: "dns"}, Routes: [3]Route{{Else: Reject}, {Else: Drop}, {Pool: named, Else: Drop}}}
+	s.NamePools()
+	got := s.Frontends[k].Routes
+	id := PoolID{Service: "ns/a", Port: "dns", Proto: UDP, V6: true}
+	local := id
+	local.Scope = Local
+	if got[0].Pool != id || got[1].Pool != local || got[2].Pool != named {
+		t.Errorf("pools %v", got)
+	}
+}

@@ -109,6 +109,23 @@ func join[K comparable, V any](full bool, a, b []V, goneA, goneB []K, key func(V
 	return vals, out
 }
 
+// NamePools names the pools of routes that have none: what was read back from a kernel does not tell which pool is empty where
+// packets are refused (a cluster pool) or dropped (a local one).
+func (s *State) NamePools() {
+	for k, f := range s.Frontends {
+		for o, r := range f.Routes {
+			if r.Pool == (PoolID{}) {
+				id := PoolID{Service: f.About.Service, Port: f.About.Port, Proto: k.Proto, V6: k.V6()}
+				if r.Else == Drop {
+					id.Scope = Local
+				}
+				f.Routes[o].Pool = id
+			}
+		}
+		s.Frontends[k] = f
+	}
+}
+
 // Apply advances the state by d.
 func (s *State) Apply(d Delta) {
 	if d.Full {

@@ -20,7 +20,10 @@ type Sink interface {
 	Node(name string, node *corev1.Node) // any node: this one, or a peer whose addresses must not be taken over
 	ServiceCIDR(name string, cidr *networkingv1.ServiceCIDR)
 	Addrs([]netip.Addr) // all addresses of this machine's interfaces
-	Synced()            // everything that existed at the start has been told
+	// Presumed says that everything told so far is what was true when it was last known; the truth is still to come, and ends
+	// with Synced: serve by it, but take nothing away for it. Most sources never say this.
+	Presumed()
+	Synced() // everything that existed at the start has been told
 }
 
 // Source tells a sink what exists, until ctx ends. It returns an error only when it can't ever work (a missing directory,

@@ -30,6 +30,7 @@ type State struct {
 	Nodes    map[string]*corev1.Node
 	CIDRs    map[string]*networkingv1.ServiceCIDR
 	Addrs    []netip.Addr
+	Presumed int // how often it was told
 	Synced   int // how often it was told
 	Calls    []string
 }
@@ -67,6 +68,9 @@ func (s *Sink) ServiceCIDR(name string, v *networkingv1.ServiceCIDR) {
 func (s *Sink) Addrs(all []netip.Addr) {
 	s.call("addrs", strings.Trim(fmt.Sprint(all), "[]"), false, func() { s.now.Addrs = all })
 }
+
+// Presumed implements [source.Sink].
+func (s *Sink) Presumed() { s.call("presumed", "", false, func() { s.now.Presumed++ }) }
 
 // Synced implements [source.Sink].
 func (s *Sink) Synced() { s.call("synced", "", false, func() { s.now.Synced++ }) }
