@@ -1,8 +1,11 @@
 package kube
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -23,7 +26,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api is a small Kubernetes API: it lists and watches, streams lists, forgets old versions, and takes Events.
+// api is a small Kubernetes API: it lists and watches, streams lists, forgets old versions, and takes Events. It can lag
+// behind what it knows, and be restored from a backup.
 type api struct {
 	t   *testing.T
 	srv *httptest.Server
@@ -32,12 +36,17 @@ type api struct {
 	version   int
 	compacted int // watches from before this version get 410
 	objects   map[string]map[string]metav1.Object
+	base      map[string]map[string]metav1.Object // objects as they were before the log begins
 	log       []change
-	bell      chan struct{} // closed at each change
-	cut       chan struct{} // closed to end all watches
-	old       bool          // does not know how to stream lists
-	refuse    int           // status code for everything; 0 is none
-	noCIDRs   int           // status code for ServiceCIDRs; 0 is none
+	lag       int            // how many versions what is served is behind
+	empty     bool           // lists are empty
+	wants     int            // where bookmarks are at, counted
+	told      map[string]int // by resource: the highest version that was served
+	bell      chan struct{}  // closed at each change
+	cut       chan struct{}  // closed to end all watches
+	old       bool           // does not know how to stream lists
+	refuse    int            // status code for everything; 0 is none
+	noCIDRs   int            // status code for ServiceCIDRs; 0 is none
 	queries   map[string][]url.Values
 	events    []*eventsv1.Event
 	noEvents  []int // status codes for the next Events posted
@@ -51,9 +60,14 @@ type change struct {
 }
 
 func newAPI(t *testing.T) *api {
-	a := &api{t: t, version: 1, objects: map[string]map[string]metav1.Object{}, bell: make(chan struct{}), cut: make(chan struct{}), queries: map[string][]url.Values{}}
+	a := newDirectAPI(t)
 	a.srv = httptest.NewUnstartedServer(a)
 	return a
+}
+
+// newDirectAPI makes one without a network; see direct.
+func newDirectAPI(t *testing.T) *api {
+	return &api{t: t, version: 1, objects: map[string]map[string]metav1.Object{}, told: map[string]int{}, bell: make(chan struct{}), cut: make(chan struct{}), queries: map[string][]url.Values{}}
 }
 
 // start serves, at the address that addr chose.
@@ -74,6 +88,55 @@ func (a *api) restAt(addr net.Addr) *rest.Config {
 	}
 	return c
 }
+
+// direct is a connection without a network, for tests in a bubble of time (testing/synctest).
+func (a *api) direct() *rest.Config {
+	return &rest.Config{Host: "http://api.test", Transport: handlerTransport{a}, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeJSON}}
+}
+
+// handlerTransport has requests answered by a handler in this process.
+type handlerTransport struct{ http.Handler }
+
+func (t handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	body, to := io.Pipe()
+	context.AfterFunc(ctx, func() { body.CloseWithError(context.Cause(ctx)) })
+	w := &handlerResponse{head: http.Header{}, to: to, begun: make(chan int, 1)}
+	go func() {
+		t.ServeHTTP(w, r.WithContext(ctx))
+		w.WriteHeader(http.StatusOK)
+		to.Close()
+	}()
+	select {
+	case code := <-w.begun:
+		return &http.Response{StatusCode: code, Header: w.head, Body: bodyOf{body, cancel}, Request: r, ProtoMajor: 1, ProtoMinor: 1, ContentLength: -1}, nil
+	case <-ctx.Done():
+		cancel()
+		return nil, ctx.Err()
+	}
+}
+
+type handlerResponse struct {
+	head  http.Header
+	to    *io.PipeWriter
+	once  sync.Once
+	begun chan int
+}
+
+func (w *handlerResponse) Header() http.Header  { return w.head }
+func (w *handlerResponse) WriteHeader(code int) { w.once.Do(func() { w.begun <- code }) }
+func (w *handlerResponse) Flush()               { w.WriteHeader(http.StatusOK) }
+func (w *handlerResponse) Write(b []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.to.Write(b)
+}
+
+type bodyOf struct {
+	io.Reader
+	cancel context.CancelFunc
+}
+
+func (b bodyOf) Close() error { b.cancel(); return nil }
 
 func (a *api) put(objects ...metav1.Object) {
 	a.mu.Lock()
@@ -117,6 +180,71 @@ func (a *api) cutWatches() {
 	a.cut = make(chan struct{})
 }
 
+// restore takes the API back to an older version, as etcd does that is restored from a backup. The API servers are restarted.
+func (a *api) restore(version int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.log = slices.DeleteFunc(a.log, func(c change) bool { return c.version > version })
+	a.version, a.compacted = version, min(a.compacted, version)
+	a.objects = a.at(version)
+	close(a.cut)
+	a.cut = make(chan struct{})
+}
+
+// forget compacts everything, after something else was written: no watch can go on.
+func (a *api) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.version++
+	a.compacted = a.version
+	close(a.cut)
+	a.cut = make(chan struct{})
+}
+
+// bookmark sends one on each watch.
+func (a *api) bookmark() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wants++
+	a.ring()
+}
+
+// at is what existed at a version.
+func (a *api) at(version int) map[string]map[string]metav1.Object {
+	out := map[string]map[string]metav1.Object{}
+	for resource, objects := range a.base {
+		out[resource] = maps.Clone(objects)
+	}
+	for _, c := range a.log {
+		switch {
+		case c.version > version:
+			return out
+		case c.kind == "DELETED":
+			delete(out[c.resource], keyOf(c.object))
+		case out[c.resource] == nil:
+			out[c.resource] = map[string]metav1.Object{keyOf(c.object): c.object}
+		default:
+			out[c.resource][keyOf(c.object)] = c.object
+		}
+	}
+	return out
+}
+
+// served is the version that is served, and what there is in it.
+func (a *api) served(resource string) (int, []metav1.Object) {
+	version := max(1, a.version-a.lag)
+	all := a.at(version)[resource]
+	if a.empty {
+		all = nil
+	}
+	var out []metav1.Object
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[key])
+	}
+	a.told[resource] = max(a.told[resource], version)
+	return version, out
+}
+
 // rewrite changes one object and removes another behind the back of all watches, which end; the version they had is forgotten.
 func (a *api) rewrite(changed, gone metav1.Object) {
 	a.mu.Lock()
@@ -126,6 +254,10 @@ func (a *api) rewrite(changed, gone metav1.Object) {
 	changed.SetResourceVersion(strconv.Itoa(a.version))
 	a.objects[resourceOf(changed)][keyOf(changed)] = changed
 	delete(a.objects[resourceOf(gone)], keyOf(gone))
+	a.base = map[string]map[string]metav1.Object{}
+	for resource, objects := range a.objects {
+		a.base[resource] = maps.Clone(objects)
+	}
 	close(a.cut)
 	a.cut = make(chan struct{})
 }
@@ -174,7 +306,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.queries[resource] = append(a.queries[resource], q)
 	refuse, old, compacted := a.refuse, a.old, a.compacted
-	noCIDRs := a.noCIDRs
+	noCIDRs, now := a.noCIDRs, max(1, a.version-a.lag)
 	a.mu.Unlock()
 	since, _ := strconv.Atoi(q.Get("resourceVersion"))
 	switch {
@@ -188,13 +320,25 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.post(w, r)
 	case q.Get("watch") != "" && q.Get("sendInitialEvents") != "" && old:
 		status(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
+	case since > now && (q.Get("watch") == "" || q.Get("sendInitialEvents") != ""):
+		tooLarge(w, since, now)
 	case q.Get("watch") != "" && q.Get("sendInitialEvents") == "" && since < compacted:
 		status(w, http.StatusGone, metav1.StatusReasonExpired, "too old resource version")
 	case q.Get("watch") != "":
 		a.watch(w, r, resource, since, q.Get("sendInitialEvents") != "")
 	default:
-		a.list(w, resource)
+		a.list(w, resource, q.Get("limit"))
 	}
+}
+
+// tooLarge refuses to serve what is as new as that (k8s.io/apiserver/pkg/storage/errors.go). client-go repeats such requests itself.
+func tooLarge(w http.ResponseWriter, wanted, now int) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Retry-After", "1")
+	w.WriteHeader(http.StatusGatewayTimeout)
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: http.StatusGatewayTimeout, Reason: metav1.StatusReasonTimeout, Message: fmt.Sprintf("Too large resource version: %d, current: %d", wanted, now),
+		Details: &metav1.StatusDetails{RetryAfterSeconds: 1, Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}})
 }
 
 func status(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
@@ -203,44 +347,60 @@ func status(w http.ResponseWriter, code int, reason metav1.StatusReason, message
 	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message})
 }
 
-func (a *api) list(w http.ResponseWriter, resource string) {
+func (a *api) list(w http.ResponseWriter, resource, limit string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	items := []json.RawMessage{}
-	for _, key := range slices.Sorted(maps.Keys(a.objects[resource])) {
-		items = append(items, typed(resource, a.objects[resource][key]))
+	before := a.told[resource]
+	version, objects := a.served(resource)
+	items, meta := []json.RawMessage{}, map[string]string{"resourceVersion": strconv.Itoa(version)}
+	if n, err := strconv.Atoi(limit); err == nil && n < len(objects) {
+		objects, meta["continue"] = objects[:n], "more"
+	}
+	if limit == "1" {
+		a.told[resource] = before // only a question
+	}
+	for _, o := range objects {
+		items = append(items, typed(resource, o))
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{
-		"kind": lists[resource].Kind, "apiVersion": lists[resource].APIVersion,
-		"metadata": map[string]string{"resourceVersion": strconv.Itoa(a.version)}, "items": items,
-	})
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": lists[resource].Kind, "apiVersion": lists[resource].APIVersion, "metadata": meta, "items": items})
 }
 
+// watch sends what happens after since. From a version that is yet to come it is silent until then, as a real one.
 func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string, since int, stream bool) {
 	w.Header().Set("Content-Type", "application/json")
+	var out bytes.Buffer
 	send := func(kind string, o any) {
-		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": typed(resource, o)})
+		_ = json.NewEncoder(&out).Encode(map[string]any{"type": kind, "object": typed(resource, o)})
+	}
+	mark := func(annotations map[string]string) {
+		send("BOOKMARK", &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(since), Annotations: annotations}})
 	}
 	a.mu.Lock()
-	cut := a.cut
+	cut, marks := a.cut, a.wants
 	if stream {
-		for _, key := range slices.Sorted(maps.Keys(a.objects[resource])) {
-			send("ADDED", a.objects[resource][key])
+		version, objects := a.served(resource)
+		for _, o := range objects {
+			send("ADDED", o)
 		}
-		since = a.version
-		send("BOOKMARK", &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-			ResourceVersion: strconv.Itoa(since), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}})
+		since = version
+		mark(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 	}
 	for {
+		now, _ := a.served(resource)
 		for _, c := range a.log {
-			if c.resource == resource && c.version > since {
+			if c.resource == resource && c.version > since && c.version <= now {
 				send(c.kind, c.object)
 			}
 		}
-		since = a.version
+		since = max(since, now)
+		if marks != a.wants && since == now {
+			mark(nil)
+		}
+		marks = a.wants
 		bell := a.bell
 		a.mu.Unlock()
+		_, _ = out.WriteTo(w)
 		w.(http.Flusher).Flush()
 		select {
 		case <-bell:
@@ -272,4 +432,21 @@ func (a *api) post(w http.ResponseWriter, r *http.Request) {
 	e.TypeMeta = metav1.TypeMeta{Kind: "Event", APIVersion: "events.k8s.io/v1"}
 	w.WriteHeader(http.StatusCreated)
 	_ = json.NewEncoder(w).Encode(e)
+}
+
+// query is what matters of a request for the state of a resource.
+type query struct {
+	list    bool // the whole, streamed or not
+	version string
+}
+
+func (a *api) asked(resource string) (out []query) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, q := range a.queries[resource] {
+		if q.Get("limit") != "1" {
+			out = append(out, query{q.Get("watch") == "" || q.Get("sendInitialEvents") != "", q.Get("resourceVersion")})
+		}
+	}
+	return out
 }

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"fairlead/internal/source"
+	"fairlead/internal/source/kube/link"
 )
 
 // What is asked for, as kube-proxy asks for it (k8s.io/kubernetes/cmd/kube-proxy/app/server.go).
@@ -44,8 +46,10 @@ const (
 
 // Config says what to ask, and where.
 type Config struct {
-	Rest     *rest.Config // see [Connection.RestConfig]
+	Rest     *rest.Config // of Link, if there is none; a fixed connection, without a link, is for tests
+	Link     *link.Link   // how requests reach the API; Run runs it
 	OnlyNode string       // watch this Node alone; empty watches all of them
+	Expect   func() bool  // whether Services were served here before the start: then a first list without any is doubted; nil: nobody knows
 }
 
 // Source watches the Kubernetes API. It implements [source.Source].
@@ -61,6 +65,9 @@ type Source struct {
 
 // New prepares the connection, without using it. An error says that it can't ever work: a missing certificate, say.
 func New(c Config) (*Source, error) {
+	if c.Link != nil {
+		c.Rest = c.Link.Config()
+	}
 	if c.Rest == nil {
 		return nil, errors.New("connect to the Kubernetes API: no connection is configured")
 	}
@@ -133,23 +140,54 @@ func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	nodes := newMirror(s.watched[2], listed, trim.node, func(key types.NamespacedName, n *corev1.Node) { to.Node(key.Name, n) })
 	cidrs := newMirror(s.watched[3], listed, trim.serviceCIDR, func(key types.NamespacedName, c *networkingv1.ServiceCIDR) { to.ServiceCIDR(key.Name, c) })
 
+	services.expect, slices.bare = s.config.Expect, bare
+	services.behind, slices.behind, nodes.behind, cidrs.behind = s.behind, s.behind, s.behind, s.behind
+
 	var nodeFields string
 	if s.config.OnlyNode != "" {
 		nodeFields = fields.OneTermEqualSelector("metadata.name", s.config.OnlyNode).String()
 	}
 	back := newSignal()
 	var running sync.WaitGroup
+	if l := s.config.Link; l != nil {
+		l.OnBack(func() { s.wake(back) })
+		running.Go(func() { l.Run(ctx) })
+	}
 	for _, r := range []*resource{
-		{s.core, "services", serviceLabels, serviceFields, &corev1.Service{}, services, s.watched[0], back, nil},
-		{s.discover, "endpointslices", sliceLabels, "", &discoveryv1.EndpointSlice{}, slices, s.watched[1], back, nil},
-		{s.core, "nodes", "", nodeFields, &corev1.Node{}, nodes, s.watched[2], back, nil},
+		{client: s.core, name: "services", labels: serviceLabels, fields: serviceFields, example: &corev1.Service{}, store: services, track: s.watched[0]},
+		{client: s.discover, name: "endpointslices", labels: sliceLabels, example: &discoveryv1.EndpointSlice{}, store: slices, track: s.watched[1]},
+		{client: s.core, name: "nodes", fields: nodeFields, example: &corev1.Node{}, store: nodes, track: s.watched[2]},
 	} {
+		r.back, r.behind = back, s.behind
 		running.Go(func() { r.reflect(ctx) })
 	}
-	optional := &resource{s.network, "servicecidrs", "", "", &networkingv1.ServiceCIDR{}, cidrs, s.watched[3], back, nil}
+	optional := &resource{client: s.network, name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, store: cidrs, track: s.watched[3], back: back, behind: s.behind}
 	running.Go(func() { optional.reflectIfServed(ctx, cidrs.none) })
 	running.Wait()
 	return nil
+}
+
+// wake has those try at once who wait to try again, with a fresh back-off: the API answers.
+func (s *Source) wake(back *signal) {
+	for _, t := range s.watched {
+		t.ahead.Add(int64(backoffReset + time.Second))
+	}
+	back.give()
+}
+
+// behind has the link try another API server, if there is one: this one knows less than we do.
+func (s *Source) behind(why error) {
+	if s.config.Link != nil {
+		s.config.Link.Behind(why)
+	}
+}
+
+// Link tells how the way to the API is.
+func (s *Source) Link() link.Status {
+	if s.config.Link == nil {
+		return link.Status{}
+	}
+	return s.config.Link.Status()
 }
 
 // Status tells, of each resource that there is, how well it is known.

@@ -2,8 +2,11 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,11 +37,13 @@ const (
 	repeatAfter = 10 * time.Minute // the same Event is not posted again sooner
 	postRate    = 1                // Events a second, in the long run
 	postBurst   = 25               // and at once (client-go's broadcaster, per object)
-	postTries   = 5                // before one is given up: 1, 2, 4, 8 seconds apart
+	postTries   = 5                // before one is given up that the API answers with an error: 1, 2, 4, 8 seconds apart
+	postAgain   = 30               // times the first pause is the longest one, while the API is away
 )
 
 // Recorder posts Kubernetes Events (events.k8s.io/v1). It never blocks: an Event that was just said, or that finds the
-// queue full, is counted and forgotten.
+// queue full, is counted and forgotten. What can't be posted because the API is away waits until it is back, however long that
+// takes, and says then when it happened: an outage is among the things to be told of.
 type Recorder struct {
 	client   rest.Interface
 	instance string // reportingInstance
@@ -148,7 +153,8 @@ func (r *Recorder) Run(ctx context.Context) error {
 }
 
 func (r *Recorder) post(ctx context.Context, e *eventsv1.Event) error {
-	for try, pause := 1, r.first; ; try, pause = try+1, 2*pause {
+	tries := 0
+	for pause := r.first; ; pause = min(2*pause, postAgain*r.first) {
 		if err := r.limit.Wait(ctx); err != nil {
 			return err
 		}
@@ -157,15 +163,33 @@ func (r *Recorder) post(ctx context.Context, e *eventsv1.Event) error {
 			r.posted.Add(1)
 			return nil
 		}
-		if try == postTries || refused(err) {
+		if !away(err) {
+			tries++
+		}
+		if tries == postTries || refused(err) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(pause):
+		case <-time.After(pause + rand.N(pause)): // when the API is back, all nodes have something to tell
 		}
 	}
+}
+
+// away tells whether the API can't be asked at all now: it does not answer, or what stands before it does in its place, or it
+// does not know us. It says nothing about the Event.
+func away(err error) bool {
+	var unanswered *url.Error
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) {
+		return errors.As(err, &unanswered)
+	}
+	switch answer.Status().Code {
+	case http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
 }
 
 // refused tells whether another try is in vain: the API understood, and said no.

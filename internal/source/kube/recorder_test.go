@@ -2,8 +2,10 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // record runs a recorder for the time of the test.
@@ -64,6 +68,42 @@ func TestRecorderRetries(t *testing.T) {
 	a.set(func(a *api) { a.refuse = http.StatusForbidden })
 	r.Event(NodeRef("n1"), corev1.EventTypeNormal, "Two", "")
 	waitFor(t, "the refusal", func() bool { return r.Recorded() == Recorded{Posted: 1, Dropped: 1} })
+}
+
+// While the API is away, whatever that looks like, nothing is given up; what happened meanwhile is posted when it is back, and
+// says when it was. An Event that the API itself stumbles over holds up the others for a few tries only.
+func TestRecorderOutlastsAnOutage(t *testing.T) {
+	a := newAPI(t).start()
+	for range 3 {
+		a.noEvents = append(a.noEvents, http.StatusUnauthorized, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout, http.StatusTooManyRequests)
+	}
+	s := newSource(t, Config{Rest: a.rest()})
+	t.Cleanup(s.http.CloseIdleConnections)
+	r := s.Recorder("n1")
+	r.first, r.limit = time.Millisecond, flowcontrol.NewFakeAlwaysRateLimiter()
+	record(t, r)
+	before := time.Now()
+	r.Event(NodeRef("n1"), corev1.EventTypeWarning, "Stale", "")
+	r.Event(NodeRef("n1"), corev1.EventTypeNormal, "Fresh", "")
+	said := time.Now()
+	waitFor(t, "both Events", func() bool { return len(posted(a)) == 2 })
+	if e := posted(a)[0]; e.Reason != "Stale" || e.EventTime.Time.Before(before.Truncate(time.Microsecond)) || e.EventTime.Time.After(said) {
+		t.Errorf("posted %+v", e)
+	}
+	a.set(func(a *api) { a.noEvents = slices.Repeat([]int{http.StatusInternalServerError}, postTries) })
+	r.Event(NodeRef("n1"), corev1.EventTypeNormal, "Odd", "")
+	r.Event(NodeRef("n1"), corev1.EventTypeNormal, "Next", "")
+	waitFor(t, "the Event after", func() bool { return len(posted(a)) == 3 && posted(a)[2].Reason == "Next" })
+	waitFor(t, "the counts", func() bool { return r.Recorded() == Recorded{Posted: 3, Dropped: 1} })
+
+	if _, err := s.http.Get("http://127.0.0.1:1"); !away(err) { // nobody listens there
+		t.Errorf("%v is no outage", err)
+	}
+	for _, err := range []error{errors.New("can't be encoded"), apierrors.NewForbidden(corev1.Resource("events"), "e", nil), apierrors.NewInternalError(errors.New("webhook"))} {
+		if away(err) {
+			t.Errorf("%v is taken for an outage", err)
+		}
+	}
 }
 
 // Nobody waits for a recorder, whatever the API does, and its memory is bounded.

@@ -17,6 +17,9 @@ type Status struct {
 	LastEvent time.Time // when the API last said anything about it: an answer, an event or, about once a minute, a bookmark. Zero is never
 	LastError error     // why it can't be asked now; nil when the last try worked
 	Since     time.Time // since when LastError, or one before it, lasts
+	Doubt     string    // why what the API says is not taken as it is for now, in one line; empty: it is
+
+	DoubtSince time.Time // since when Doubt lasts
 }
 
 // sayAgain is how long the same trouble is not logged again.
@@ -30,7 +33,8 @@ type tracker struct {
 	mu     sync.Mutex
 	now    Status
 	said   time.Time
-	absent bool // the API does not serve it; see reflectIfServed
+	absent bool          // the API does not serve it; see reflectIfServed
+	outage time.Duration // the longest since the last list
 }
 
 func newTracker(resource string) *tracker {
@@ -50,12 +54,46 @@ func (t *tracker) heard(objects int) {
 	t.now.Objects, t.now.LastEvent = objects, time.Now()
 }
 
+// count notes how many objects are known, when it is not because something came in.
+func (t *tracker) count(objects int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now.Objects = objects
+}
+
+// doubt notes why the API is not believed; empty: it is.
+func (t *tracker) doubt(why string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case why == "":
+		t.now.DoubtSince = time.Time{}
+	case t.now.Doubt == "":
+		t.now.DoubtSince = time.Now()
+	}
+	t.now.Doubt = why
+}
+
+// troubled tells whether the API could not be asked when that was last tried.
+func (t *tracker) troubled() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.now.LastError != nil
+}
+
+// away is the longest outage since the last list.
+func (t *tracker) away() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.outage
+}
+
 // listed notes a full list, and tells whether it was the first.
 func (t *tracker) listed(objects int) (first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first = !t.now.Synced
-	t.now.Synced, t.now.Objects, t.now.LastEvent = true, objects, time.Now()
+	t.now.Synced, t.now.Objects, t.now.LastEvent, t.outage = true, objects, time.Now(), 0
 	if first {
 		klog.InfoS("First list is complete", "resource", t.resource, "objects", objects)
 	}
@@ -89,6 +127,9 @@ func (t *tracker) asked(ctx context.Context, err error) (again bool) {
 		}
 		if again = t.now.LastError != nil; again {
 			klog.InfoS("The Kubernetes API answers again", "resource", t.resource, "after", now.Sub(t.now.Since).Round(time.Millisecond))
+		}
+		if again {
+			t.outage = max(t.outage, now.Sub(t.now.Since))
 		}
 		t.now.LastError, t.now.Since, t.now.LastEvent, t.said = nil, time.Time{}, now, time.Time{}
 		return again
