@@ -138,6 +138,7 @@ func fields(of reflect.Type, prefix string) (paths []string) {
 func TestEventsAreExplained(t *testing.T) {
 	told := ticked(fence.ReplaceAllString(read(t, "docs/troubleshooting.md"), ""))
 	for _, reason := range append(slices.Clone(resolve.Reasons), events.Starting, events.ApplyFails, events.ApplyWorks, events.DriftRepair, events.Switched, events.ConfigFailed,
+		events.ViewStale, events.ViewFresh, events.CertificateExpires, events.CredentialsRefused,
 		health.ListenFailed, health.PortFailed, metrics.ListenFailed, relay.ListenFailed) {
 		if !slices.Contains(told, reason) {
 			t.Errorf("docs/troubleshooting.md does not tell what to do about an Event with reason `%s`", reason)

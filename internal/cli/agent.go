@@ -24,6 +24,8 @@ import (
 	"fairlead/internal/source/dir"
 	"fairlead/internal/source/host"
 	"fairlead/internal/source/kube"
+	"fairlead/internal/source/kube/link"
+	"fairlead/internal/source/saved"
 )
 
 // endsIn is how long an agent that was told to end waits for its parts. They need a fraction of it; a kubelet, or a
@@ -38,9 +40,10 @@ type agent struct {
 	started    time.Time
 	served     families // as far as is known
 
-	api       *kube.Source // nil with manifests
-	manifests *dir.Source  // nil with an API server
-	node      *nodeWatch   // what is known of our own Node object
+	api       *kube.Source  // nil with manifests
+	saved     *saved.Source // around api; nil when nothing is kept
+	manifests *dir.Source   // nil with an API server
+	node      *nodeWatch    // what is known of our own Node object
 	engine    atomic.Pointer[engine.Engine]
 	server    *health.Server
 	metrics   *metrics.Metrics
@@ -96,7 +99,7 @@ func (a *agent) start(ctx context.Context, p *parts) error {
 	checks := health.NewChecks(health.ChecksConfig{V4: served.v4, V6: served.v6, Healthy: a.server.Healthy, Notice: a.notice1,
 		Failing: a.metrics.CheckPortFailures})
 	localhost := a.newRelay()
-	tidy, heir := newTidy(), newHeir()
+	tidy, heir := newTidy(), newHeir(func() bool { return a.status().Synced })
 	e := engine.New(engine.Config{
 		Resolver: a.resolver, Dataplane: d, Place: now.place(),
 		Observers: []engine.Observer{a.metrics, a.teller, cleaner, checks, localhost, tidy, heir},
@@ -130,8 +133,8 @@ func (a *agent) connect() error {
 		return nil
 	}
 	cc := a.c.Proxy.ClientConnection
-	rest, err := kube.Connection{Kubeconfig: cc.Kubeconfig, Master: a.c.Master, ContentType: cc.ContentType,
-		AcceptContentTypes: cc.AcceptContentTypes, QPS: cc.QPS, Burst: int(cc.Burst)}.RestConfig()
+	l, err := link.New(link.Connection{Kubeconfig: cc.Kubeconfig, Master: a.c.Master, Servers: a.c.Own.APIServers, ContentType: cc.ContentType,
+		AcceptContentTypes: cc.AcceptContentTypes, QPS: cc.QPS, Burst: int(cc.Burst)})
 	if err != nil {
 		return err
 	}
@@ -139,8 +142,28 @@ func (a *agent) connect() error {
 	if a.c.Own.WatchNodes == config.WatchOwn {
 		only = a.c.Node
 	}
-	a.api, err = kube.New(kube.Config{Rest: rest, OnlyNode: only})
-	return err
+	if a.api, err = kube.New(kube.Config{Link: l, OnlyNode: only, Expect: a.servedBefore}); err != nil {
+		return err
+	}
+	if own := a.c.Own; own.StateDir != "" {
+		a.saved = saved.New(saved.Config{Of: a.api, Dir: own.StateDir, Node: a.c.Node, MaxAge: own.StateMaxAge.Duration,
+			Heard: func() time.Time { return a.view().asOf() }})
+	}
+	return nil
+}
+
+// servedBefore tells whether the kernel was found to hold Services of ours. An API that knows none then is not believed at once.
+func (a *agent) servedBefore() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	served := false
+	if e := a.engine.Load(); e != nil {
+		err := e.Do(ctx, func(v engine.View) { served = len(v.State.Frontends) > 0 })
+		if err != nil {
+			klog.ErrorS(err, "Can't tell whether Services were served here before")
+		}
+	}
+	return served
 }
 
 // running is a source and the sink that it was given.
@@ -160,10 +183,13 @@ const (
 
 func (a *agent) sources(e *engine.Engine) map[string]running {
 	out := map[string]running{fromHost: {host.New(), e.Sink(fromHost)}}
-	if a.manifests != nil {
+	switch {
+	case a.manifests != nil:
 		out[fromFiles] = running{a.manifests, a.node.in(e.Sink(fromFiles))}
-	} else {
-		out[fromAPI] = running{a.api, a.node.in(e.Sink(fromAPI))}
+	case a.saved != nil:
+		out[fromAPI] = running{a.saved, a.api.Learning(a.node.in(e.Sink(fromAPI)))}
+	default:
+		out[fromAPI] = running{a.api, a.api.Learning(a.node.in(e.Sink(fromAPI)))}
 	}
 	return out
 }
@@ -183,7 +209,7 @@ func resolverConfig(c *config.Config, f families) resolve.Config {
 func (a *agent) observers(ctx context.Context, p *parts) {
 	number, revision := versions()
 	a.metrics = metrics.New(metrics.Config{Mode: a.c.Mode, V4: a.served.v4, V6: a.served.v6, Version: number, Revision: revision,
-		Live: metrics.Live{Status: a.status, Sources: a.sourceStates, Events: a.eventCounts,
+		Live: metrics.Live{Status: a.status, Sources: a.sourceStates, API: a.apiNow, Saved: a.savedNow, Events: a.eventCounts,
 			Look: a.look}})
 	if a.api == nil {
 		a.teller = events.New(events.Config{Node: a.c.Node})
@@ -193,6 +219,7 @@ func (a *agent) observers(ctx context.Context, p *parts) {
 	a.recorder = a.api.Recorder(a.c.Node)
 	a.teller = events.New(events.Config{Node: a.c.Node, Recorder: a.recorder})
 	p.run("events", func() error { return a.recorder.Run(ctx) })
+	p.run("view", func() error { a.watchView(ctx); return nil })
 }
 
 // notice tells people, and counts.

@@ -34,10 +34,14 @@ func TestEligible(t *testing.T) {
 	} {
 		for _, api := range []bool{true, false} {
 			w := &nodeWatch{name: "n1", unknown: api}
-			if w.eligible() == api {
-				t.Errorf("api %v: before anything is known: %v", api, w.eligible())
-			}
 			var sink sourcetest.Sink
+			if !w.eligible() {
+				t.Errorf("api %v: before anything is known it is not", api)
+			}
+			w.in(&sink).Synced()
+			if w.eligible() == api {
+				t.Errorf("api %v: before the node is known: %v", api, w.eligible())
+			}
 			w.in(&sink).Node(tc.node.Name, tc.node)
 			want := tc.manifest
 			if api {

@@ -17,13 +17,14 @@ type nodeWatch struct {
 	name    string
 	unknown bool // a node without an object should get no traffic from load balancers
 
-	known, leaving atomic.Bool
+	known, leaving, synced atomic.Bool
 }
 
-// eligible tells whether load balancers should send traffic here.
+// eligible tells whether load balancers should send traffic here. As long as nobody knows the node, they should go on: the rules of
+// the run before serve, and an API server that is away is no reason for them to leave.
 func (n *nodeWatch) eligible() bool {
 	if !n.known.Load() {
-		return !n.unknown
+		return !n.unknown || !n.synced.Load()
 	}
 	return !n.leaving.Load()
 }
@@ -41,6 +42,12 @@ func (w watchedSink) Node(name string, obj *corev1.Node) {
 		w.watch.see(obj)
 	}
 	w.Sink.Node(name, obj)
+}
+
+// Synced implements [source.Sink].
+func (w watchedSink) Synced() {
+	w.watch.synced.Store(true)
+	w.Sink.Synced()
 }
 
 func (n *nodeWatch) see(obj *corev1.Node) {

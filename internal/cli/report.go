@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"os"
 	"slices"
 	"time"
@@ -31,7 +30,8 @@ func (a *agent) status() engine.Status {
 func (a *agent) about() control.About {
 	number, _ := versions()
 	now := a.now()
-	out := control.About{Version: number, PID: os.Getpid(), Mode: now.c.Mode, Written: now.written, Backend: now.backend, Node: a.c.Node, StartedAt: a.started}
+	out := control.About{Version: number, PID: os.Getpid(), Mode: now.c.Mode, Written: now.written, Backend: now.backend, Node: a.c.Node, StartedAt: a.started,
+		Presumed: a.presumed(), API: a.apiNow(), Saved: a.savedNow()}
 	objects := map[string]int{}
 	if a.api != nil {
 		for _, s := range a.api.Status() {
@@ -62,7 +62,7 @@ func (a *agent) sourceStates() []health.Source {
 	var out []health.Source
 	for name, synced := range a.status().Sources {
 		if name == fromAPI {
-			out = append(out, a.apiStates(synced)...)
+			out = append(out, a.view().sources(synced, time.Now())...)
 			continue
 		}
 		s := health.Source{Name: name, Synced: synced}
@@ -75,28 +75,26 @@ func (a *agent) sourceStates() []health.Source {
 	return out
 }
 
-// stale is for how long the API may be silent before its truth is called into doubt: kube-proxy would notice nothing. An API
-// that is well sends a bookmark about each minute.
-const stale = 3 * time.Minute
-
-func (a *agent) apiStates(taken bool) []health.Source {
-	var out []health.Source
-	for _, s := range a.api.Status() {
-		h := health.Source{Name: s.Resource, Synced: s.Synced && taken, Heard: s.LastEvent}
-		switch {
-		case s.LastError != nil && time.Since(s.Since) > stale:
-			h.Problem = fmt.Sprintf("can't be asked since %s: %v", s.Since.Format(time.RFC3339), s.LastError)
-		case !s.LastEvent.IsZero() && time.Since(s.LastEvent) > stale:
-			h.Problem = "was last heard of at " + s.LastEvent.Format(time.RFC3339)
-		}
-		out = append(out, h)
+// presumed says that what is served is not what the sources have told; empty is that it is.
+func (a *agent) presumed() string {
+	if s := a.savedNow(); s != nil && a.status().Presumed {
+		return "serving what was known at " + clock(s.AsOf) + "; the API has not told all since"
 	}
-	return out
+	return ""
+}
+
+// savedNow is what is kept for a start without the API; nil is that nothing is to be.
+func (a *agent) savedNow() *health.Saved {
+	if a.saved == nil {
+		return nil
+	}
+	s := health.Saved(a.saved.Status())
+	return &s
 }
 
 // health is how the agent is, for those who ask over HTTP.
 func (a *agent) health() health.Status {
 	s := health.StatusOf(a.status())
-	s.Sources = a.sourceStates()
+	s.Sources, s.Presumed, s.API, s.Saved = a.sourceStates(), a.presumed(), a.apiNow(), a.savedNow()
 	return s
 }

@@ -80,8 +80,20 @@ func (a *scaleAPI) change(i int) {
 	a.slice <- frame("MODIFIED", a.sliceObject(i, n))
 }
 
+// scaleVersion is one that no change comes to.
+const scaleVersion = "9000000"
+
+// scaleKinds are the kinds of empty lists.
+var scaleKinds = map[string]string{"services": `"kind":"ServiceList","apiVersion":"v1"`, "nodes": `"kind":"NodeList","apiVersion":"v1"`,
+	"endpointslices": `"kind":"EndpointSliceList","apiVersion":"discovery.k8s.io/v1"`}
+
 func (a *scaleAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := path.Base(r.URL.Path)
+	if kind := scaleKinds[resource]; kind != "" && r.URL.Query().Get("limit") == "1" { // which version it has, before a watch goes on
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		fmt.Fprintf(w, `{%s,"metadata":{"resourceVersion":"%s"},"items":[]}`, kind, scaleVersion)
+		return
+	}
 	if r.Method != http.MethodGet || r.URL.Query().Get("watch") == "" || !slices.Contains([]string{"services", "endpointslices", "nodes"}, resource) {
 		http.Error(w, "this server streams Services, slices and Nodes", http.StatusNotFound)
 		return

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fairlead/internal/control"
+	"fairlead/internal/health"
 	"fairlead/internal/model"
 )
 
@@ -96,6 +97,15 @@ func statusLines(s control.Status) string {
 	for _, src := range s.About.Sources {
 		say("source", "%s", sourceLine(src))
 	}
+	for _, line := range apiLines(s.About.API, time.Now()) {
+		say("api", "%s", line)
+	}
+	if s.About.Presumed != "" {
+		say("presumed", "%s", s.About.Presumed)
+	}
+	for _, line := range savedLines(s.About.Saved) {
+		say("saved", "%s", line)
+	}
 	switch e := s.Engine; {
 	case e.LastSuccess.IsZero() && !e.Synced:
 		say("kernel", "nothing was written yet: the sources have not told all")
@@ -138,6 +148,93 @@ func sourceLine(src control.Source) string {
 		parts = append(parts, src.Problem)
 	}
 	return strings.Join(parts, ", ")
+}
+
+// apiLines say how the API is reached; none is that none is asked.
+func apiLines(a *health.API, now time.Time) (lines []string) {
+	if a == nil {
+		return nil
+	}
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	switch {
+	case a.Connected:
+		say("%s, connected for %s", a.Server, ago(a.Since))
+	case a.LastError == "":
+		say("%s, which has not answered yet", a.Server)
+	default:
+		say("%s, can't be asked for %s: %s", a.Server, ago(a.Since), a.LastError)
+	}
+	if others := slices.DeleteFunc(slices.Clone(a.Servers), func(s string) bool { return s == a.Server }); len(others) > 0 {
+		say("else %s; %d fail-overs", strings.Join(others, ", "), a.Failovers)
+	}
+	if a.NotReady != "" {
+		say("it says itself that it is not ready: %s", a.NotReady)
+	}
+	if a.View != nil {
+		say("the view of it is %v old", time.Duration(*a.View*float64(time.Second)).Round(time.Second))
+	}
+	if a.Connected && a.LastError != "" {
+		say("last trouble %s ago, over: %s", ago(a.LastErrorAt), a.LastError)
+	}
+	for _, c := range []struct {
+		what  string
+		until time.Time
+		least time.Duration // what should be left of it
+	}{{"client certificate", a.ClientNotAfter, soon}, {"server certificate", a.ServerNotAfter, soon}, {"token", a.TokenNotAfter, 0}} {
+		if c.until.IsZero() {
+			continue
+		}
+		advice := ""
+		if c.until.Sub(now) <= c.least {
+			advice = ": renew it"
+		}
+		say("%s %s%s", c.what, expiry(c.until, now), advice)
+	}
+	if text := reloadText(a.Reloads); text != "" {
+		say("read anew: %s", text)
+	}
+	if a.Waiting != "" {
+		say("not in use: %s", a.Waiting)
+	}
+	return lines
+}
+
+// savedLines say what is kept for a start without the API; none is that nothing is to be.
+func savedLines(s *health.Saved) (lines []string) {
+	if s == nil {
+		return nil
+	}
+	switch {
+	case s.Problem != "":
+		lines = append(lines, "nothing is kept in "+s.Dir+": "+s.Problem)
+	case s.Bytes == 0:
+		lines = append(lines, "nothing new is kept in "+s.Dir+" yet: the API has not told all")
+	default:
+		lines = append(lines, fmt.Sprintf("%d objects in %s, %d KiB", s.Objects, s.Dir, (s.Bytes+1023)/1024))
+	}
+	if s.Ignored != "" {
+		lines = append(lines, "what was kept before is not used: "+s.Ignored)
+	}
+	return lines
+}
+
+// reloadText counts what was read anew.
+func reloadText(reloads map[string]health.Reload) string {
+	var parts []string
+	for _, thing := range slices.Sorted(maps.Keys(reloads)) {
+		r := reloads[thing]
+		var of []string
+		if r.Used > 0 {
+			of = append(of, fmt.Sprintf("used %d times, last %s ago", r.Used, ago(r.Last)))
+		}
+		if r.Refused > 0 {
+			of = append(of, fmt.Sprintf("refused %d times", r.Refused))
+		}
+		if of != nil {
+			parts = append(parts, thing+" "+strings.Join(of, ", "))
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 func ago(t time.Time) string {

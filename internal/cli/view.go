@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fairlead/internal/control"
+	"fairlead/internal/health"
 	"fairlead/internal/model"
 	"fairlead/internal/resolve"
 )
@@ -54,6 +55,9 @@ type (
 		LastDrift    string         `json:"lastDrift,omitempty"`
 		Leftover     string         `json:"leftover,omitempty"`
 		Refusals     map[string]int `json:"refusals"`
+		Presumed     string         `json:"presumed,omitempty"`
+		API          *health.API    `json:"api,omitempty"`
+		Saved        *health.Saved  `json:"saved,omitempty"`
 	}
 	sourceView struct {
 		Name    string     `json:"name"`
@@ -156,7 +160,7 @@ func viewOfStatus(s control.Status) statusView {
 	v := statusView{Version: a.Version, PID: a.PID, StartedAt: a.StartedAt, Node: a.Node, Mode: a.Mode, Backend: a.Backend,
 		Frontends: s.Frontends, Pools: s.Pools, Synced: e.Synced, Sources: []sourceView{}, PendingSince: some(e.PendingSince),
 		LastSuccess: some(e.LastSuccess), Generation: e.Generation, Failures: e.Failures, LastError: s.LastError, LastDrift: e.LastDrift, Leftover: e.Leftover,
-		Refusals: s.Refusals}
+		Refusals: s.Refusals, Presumed: a.Presumed, API: a.API, Saved: a.Saved}
 	for _, src := range a.Sources {
 		v.Sources = append(v.Sources, sourceView{src.Name, src.Synced, src.Objects, some(src.Heard), src.Problem})
 	}

@@ -236,6 +236,8 @@ func (c *Config) fold() {
 		c.Metrics, p.MetricsBindAddress = "", ""
 	}
 	set(&c.Own.WatchNodes, WatchAll)
+	set(&c.Own.StaleAfter.Duration, DefaultStale)
+	set(&c.Own.StateMaxAge.Duration, DefaultStateMaxAge)
 	c.Own.ResyncPeriod.Duration = c.ResyncPeriod
 	c.MasqueradeBit, c.MasqueradeAll = int(*p.IPTables.MasqueradeBit), p.IPTables.MasqueradeAll
 	if c.Mode == "nftables" {

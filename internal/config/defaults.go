@@ -33,6 +33,19 @@ const (
 // drift; here it is noticed when it happens, and the period is only the second line.
 const DefaultResync = 5 * time.Minute
 
+// DefaultStale is how old the view of the API may become, by default. An API server that is well says something about each
+// resource in a minute (see leastStale); three are no accident.
+const DefaultStale = 3 * time.Minute
+
+// leastStale is the least that may be asked for. Of a quiet cluster the API server sends a bookmark about each minute
+// (k8s.io/apiserver/pkg/storage/cacher, defaultBookmarkFrequency), and a watch that is silent for 65 s is opened again, which is
+// an answer: below that every quiet minute would be an alarm.
+const leastStale = 75 * time.Second
+
+// DefaultStateMaxAge is how old what was kept may be, by default: an outage of the API that nobody has ended within a day
+// has changed the cluster by more than its Services.
+const DefaultStateMaxAge = 24 * time.Hour
+
 // setDefaults fills what is not set.
 func setDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = ProxyAPIVersion, ProxyKind

@@ -22,7 +22,7 @@ var live = names(
 	"ipvs.tcpFinTimeout", "ipvs.udpTimeout",
 	"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
 	"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout", "oomScoreAdj", "logging.verbosity",
-	ownPath+"resyncPeriod", ownPath+"allowNodeAddresses",
+	ownPath+"resyncPeriod", ownPath+"allowNodeAddresses", ownPath+"staleAfter",
 )
 
 // idle lists the fields that have no effect.

@@ -28,6 +28,16 @@ type Fairlead struct {
 	ControlSocket string `json:"controlSocket,omitempty"`
 	// Manifests is a file or directory of Kubernetes YAML that takes the place of the API server.
 	Manifests string `json:"manifests,omitempty"`
+	// APIServers are more addresses of the same API, tried when the one of the kubeconfig does not answer (see link.ParseServer).
+	APIServers []string `json:"apiServers,omitempty"`
+	// StaleAfter is how old the view of the API may become before the node stops to count as ready, and people are told
+	// (default 3m; see leastStale).
+	StaleAfter metav1.Duration `json:"staleAfter,omitempty"`
+	// StateDir is a directory where what the API said is kept, so that a node that boots while there is no API server serves what
+	// was known (see package saved). Empty keeps nothing.
+	StateDir string `json:"stateDir,omitempty"`
+	// StateMaxAge is how long ago the API may have been heard last for what was kept to be used (default 24h).
+	StateMaxAge metav1.Duration `json:"stateMaxAge,omitempty"`
 	// DisableHealthz and DisableMetrics close the listener, which an empty address in kube-proxy's part of the file cannot
 	// say: there it means the default.
 	DisableHealthz bool `json:"disableHealthz,omitempty"`

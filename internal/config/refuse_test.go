@@ -50,6 +50,19 @@ func TestRefused(t *testing.T) {
 		{"watchNodes", ownHead + "watchNodes: some", "", `F: line 3: FairleadConfiguration.watchNodes: Unsupported value: "some": supported values: "all", "own"`},
 		{"resyncPeriod", ownHead + "resyncPeriod: -1s", "", `F: line 3: FairleadConfiguration.resyncPeriod: Invalid value: "-1s": must be greater than or equal to 0`},
 		{"controlSocket", ownHead + "controlSocket: here", "", `F: line 3: FairleadConfiguration.controlSocket: Invalid value: "here": must be an absolute path of at most 107 bytes, or "off"`},
+		{"stateDir", ownHead + "stateDir: state", "", `F: line 3: FairleadConfiguration.stateDir: Invalid value: "state": must be an absolute path`},
+		{"stateMaxAge", ownHead + "stateMaxAge: -1h", "", `F: line 3: FairleadConfiguration.stateMaxAge: Invalid value: "-1h0m0s": must be greater than 0`},
+		{"stateMaxAge 0", ownHead + "stateMaxAge: 0s", "", `F: line 3: FairleadConfiguration.stateMaxAge: Invalid value: "0s": must be greater than 0`},
+		{"staleAfter", ownHead + "staleAfter: 1m", "", `F: line 3: FairleadConfiguration.staleAfter: Invalid value: "1m0s": must be at least 1m15s: an API server that is well may be silent for a minute`},
+		{"apiServers", ownHead + "apiServers:\n- 192.0.2.1\n- ftp://192.0.2.1\n- a:0\n- https://u:p@a\n- a b\n- ''\n- 'a:'\n- 192.0.2.1\n- https://a?x", "",
+			`F: line 5: FairleadConfiguration.apiServers[1]: Invalid value: "ftp://192.0.2.1": "ftp" is neither https nor http` + "\n" +
+				`F: line 6: FairleadConfiguration.apiServers[2]: Invalid value: "a:0": the port must be a number from 1 to 65535` + "\n" +
+				`F: line 7: FairleadConfiguration.apiServers[3]: Invalid value: "https://u:p@a": only a host, a port and a path can be given` + "\n" +
+				`F: line 8: FairleadConfiguration.apiServers[4]: Invalid value: "a b": "a b" is no name or address of a host` + "\n" +
+				`F: line 9: FairleadConfiguration.apiServers[5]: Invalid value: "": "" is no name or address of a host` + "\n" +
+				`F: line 10: FairleadConfiguration.apiServers[6]: Invalid value: "a:": the port must be a number from 1 to 65535` + "\n" +
+				`F: line 11: FairleadConfiguration.apiServers[7]: Duplicate value: "192.0.2.1"` + "\n" +
+				`F: line 12: FairleadConfiguration.apiServers[8]: Invalid value: "https://a?x": only a host, a port and a path can be given`},
 		// values, as kube-proxy refuses them
 		{"bind address", "", "--bind-address=10.0.0", "--bind-address: " + p + `BindAddress: Invalid value: "10.0.0": not a valid textual representation of an IP address`},
 		{"healthz", "", "--healthz-bind-address=256.1.1.1:1", "--healthz-bind-address: " + p + `HealthzBindAddress: Invalid value: "256.1.1.1": must be a valid IP`},

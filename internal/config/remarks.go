@@ -31,6 +31,12 @@ func remarks(c *Config, where map[string]string) []string {
 			out = append(out, fmt.Sprintf("%s: clusterCIDR has no effect with detectLocalMode %s", where[path], c.Detect.Mode))
 		}
 	}
+	if len(c.Own.APIServers) > 0 && c.Own.Manifests != "" {
+		out = append(out, fmt.Sprintf("%s: apiServers has no effect with manifests: no API server is asked", where[ownPath+"apiServers"]))
+	}
+	if c.Own.StateDir != "" && c.Own.Manifests != "" {
+		out = append(out, fmt.Sprintf("%s: stateDir has no effect with manifests: the files are there when the node boots", where[ownPath+"stateDir"]))
+	}
 	if v := p.IPVS; c.Mode != "ipvs" && (v.Scheduler != "" || len(v.ExcludeCIDRs) > 0 || v.StrictARP ||
 		v.TCPTimeout.Duration+v.TCPFinTimeout.Duration+v.UDPTimeout.Duration+v.MinSyncPeriod.Duration != 0) {
 		out = append(out, fmt.Sprintf("ipvs.* has no effect in mode %s", c.Mode))

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	netutils "k8s.io/utils/net"
+
+	"fairlead/internal/source/kube/link"
 )
 
 // checker collects everything that is wrong. Its messages have the words and the paths of kube-proxy, and before them the
@@ -165,8 +167,7 @@ func (k *checker) hostPort(path string, at *field.Path, value string) {
 		return
 	}
 	k.that(netutils.ParseIPSloppy(host) != nil, path, at, host, "must be a valid IP")
-	n, err := strconv.Atoi(port)
-	k.that(err == nil && n >= 1 && n <= 65535, path, at, port, "must be a valid port")
+	k.that(goodPort(port), path, at, port, "must be a valid port")
 }
 
 func (k *checker) nodePortAddresses(list []string) {
@@ -253,6 +254,31 @@ func (k *checker) own(c *Config) {
 	good := path == "" || path == SocketOff || filepath.IsAbs(path) && len(path) <= most
 	k.that(good, ownPath+"controlSocket", ownRoot.Child("controlSocket"), path,
 		fmt.Sprintf("must be an absolute path of at most %d bytes, or %q", most, SocketOff))
+	stale := o.StaleAfter.Duration
+	k.that(stale == 0 || stale >= leastStale, ownPath+"staleAfter", ownRoot.Child("staleAfter"), o.StaleAfter,
+		fmt.Sprintf("must be at least %v: an API server that is well may be silent for a minute", leastStale))
+	k.apiServers(o.APIServers)
+	k.that(o.StateDir == "" || filepath.IsAbs(o.StateDir), ownPath+"stateDir", ownRoot.Child("stateDir"), o.StateDir, "must be an absolute path")
+	age, written := o.StateMaxAge.Duration, k.where[ownPath+"stateMaxAge"] != ""
+	k.that(age > 0 || age == 0 && !written, ownPath+"stateMaxAge", ownRoot.Child("stateMaxAge"), o.StateMaxAge, positive)
+}
+
+func (k *checker) apiServers(list []string) {
+	seen := map[string]bool{}
+	for i, s := range list {
+		path, at := index(ownPath+"apiServers", i), ownRoot.Child("apiServers").Index(i)
+		if _, err := link.ParseServer(s); err != nil {
+			k.add(path, field.Invalid(at, s, strings.TrimPrefix(err.Error(), strconv.Quote(s)+": ")))
+		} else if seen[s] {
+			k.add(path, field.Duplicate(at, s))
+		}
+		seen[s] = true
+	}
+}
+
+func goodPort(s string) bool {
+	n, err := strconv.Atoi(s)
+	return err == nil && n >= 1 && n <= 65535
 }
 
 func index(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

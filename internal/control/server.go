@@ -15,6 +15,7 @@ import (
 
 	"fairlead/internal/engine"
 	"fairlead/internal/explain"
+	"fairlead/internal/health"
 	"fairlead/internal/model"
 	"fairlead/internal/resolve"
 )
@@ -217,6 +218,9 @@ type About struct {
 	Backend   string // of the dataplane, if it has several
 	Node      string
 	Sources   []Source
+	Presumed  string        // what is served is what was known at some time, and why; empty: it was told
+	API       *health.API   // nil where no API is asked
+	Saved     *health.Saved // nil where nothing is to be kept
 	StartedAt time.Time
 }
 

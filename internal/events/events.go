@@ -32,6 +32,11 @@ const (
 	DriftRepair  = "DriftRepair"  // somebody else had changed what is ours
 	Switched     = "Switched"     // another mode serves
 	ConfigFailed = "ConfigFailed" // a changed configuration can't be used
+
+	ViewStale          = "ViewStale"          // what is known of the cluster is old
+	ViewFresh          = "ViewFresh"          // again, after ViewStale
+	CertificateExpires = "CertificateExpires" // soon, or has
+	CredentialsRefused = "CredentialsRefused" // by the API server
 )
 
 const (
@@ -83,6 +88,9 @@ func (t *Teller) Notices(ns ...model.Notice) {
 		t.tell(corev1.EventTypeWarning, n)
 	}
 }
+
+// Over tells that what was told of is over.
+func (t *Teller) Over(n model.Notice) { t.tell(corev1.EventTypeNormal, n) }
 
 // Drifted tells that somebody else had changed what is ours, and that it is put right.
 func (t *Teller) Drifted(what string) {

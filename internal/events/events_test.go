@@ -53,6 +53,8 @@ func TestTeller(t *testing.T) {
 	*now = now.Add(1)
 	tell.Notices(stolen)
 	b.want(t, "Service ns/a u1: Warning NodeAddress: 192.0.2.1 is n2's")
+	tell.Over(model.Notice{Reason: ViewFresh, Message: "up to date again"})
+	b.want(t, "Node /n1 n1: Normal ViewFresh: up to date again")
 	tell.Drifted("chain KUBE-SERVICES is gone")
 	b.want(t, "Node /n1 n1: Warning DriftRepair: somebody else changed the rules of fairlead, which puts them right: chain KUBE-SERVICES is gone")
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -81,12 +82,14 @@ func families(v4, v6 bool) (names []string) {
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, code int, body any) {
 	s.c.Asked(r.URL.Path, code)
-	b, err := json.Marshal(body)
-	if err != nil {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false) // people read "1.2.3.4:5->6.7.8.9:443"; no browser takes it for HTML
+	if err := e.Encode(body); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	writeJSON(w, code, append(b, '\n'))
+	writeJSON(w, code, text.Bytes())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body []byte) {

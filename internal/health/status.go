@@ -6,7 +6,13 @@
 //     node is about to go away.
 //   - /livez is for the kubelet's liveness probe: 503 when changes wait for too long.
 //   - /readyz is for readiness probes and people: 503, with the reasons in words, until every source has told all it knows
-//     and it is in the kernel, and while writing it keeps failing.
+//     and it is in the kernel, while writing it keeps failing, and while the API can't be asked, or our view of it is old.
+//
+// An API server that is away fails /readyz, and the other two never: what is in the kernel goes on serving, so that a load
+// balancer would leave a node that works, and it would leave all of them at once; and a restart, which is all that a
+// liveness probe can bring about, brings no API server back. What is wrong stands in the body of /readyz from the first
+// moment, and its code turns when it has lasted for longer than a fail-over or the restart of an API server takes: else all
+// nodes of a cluster would be unready together, and a roll-out would stop, for nothing.
 //
 // The first two answer as kube-proxy's do, with the same fields. A change waits for too long after twice the sync
 // period. Before the first sync, both are 200 unless something already waits for too long: the rules of the previous run
@@ -32,6 +38,9 @@ type Status struct {
 	PendingSince time.Time // since when the oldest change waits to be written; zero is nothing waits
 	LastApplied  time.Time // last successful write; zero is never
 	LastError    string    // of the last write; empty after a success
+	Presumed     string    // what is served is what was known at some time, and why; empty when the sources themselves have told it
+	API          *API      // nil where no API is asked
+	Saved        *Saved    // nil where nothing is to be kept
 }
 
 // Source is one place that truth comes from.
@@ -39,7 +48,10 @@ type Source struct {
 	Name    string    // for people: "services", "manifests"
 	Synced  bool      // all that existed at the start has been told
 	Heard   time.Time // when it last gave a sign of life; zero is never, or not known
+	Remote  bool      // it is far away, and gives a sign of life about each minute when it is well, so that Heard says how old our view is
 	Problem string    // why its truth can't be relied on now; empty is nothing wrong
+	Failing bool      // because of Problem the node does not count as ready; without, it is shown only
+	InDoubt bool      // what it says contradicts what it said before, and is not believed yet
 }
 
 // StatusOf puts the engine's status into words, with its sources by name. What is known better of a source (when it was
@@ -71,11 +83,14 @@ type readiness struct {
 	LastApplied  *time.Time   `json:"lastApplied,omitempty"`
 	PendingSince *time.Time   `json:"pendingSince,omitempty"`
 	LastError    string       `json:"lastError,omitempty"`
+	Presumed     string       `json:"presumed,omitempty"`
+	API          *API         `json:"api,omitempty"`
+	Saved        *Saved       `json:"saved,omitempty"`
 }
 
 func (s Status) readiness(now time.Time, limit time.Duration) readiness {
 	r := readiness{Reasons: []string{}, Sources: []sourceJSON{}, CurrentTime: now, LastError: s.LastError,
-		LastApplied: some(s.LastApplied), PendingSince: some(s.PendingSince)}
+		LastApplied: some(s.LastApplied), PendingSince: some(s.PendingSince), Presumed: s.Presumed, API: s.API, Saved: s.Saved}
 	if len(s.Sources) == 0 {
 		r.Reasons = append(r.Reasons, "starting")
 	}
@@ -86,12 +101,12 @@ func (s Status) readiness(now time.Time, limit time.Duration) readiness {
 			j.AgeSeconds = &age
 		}
 		r.Sources = append(r.Sources, j)
-		switch {
-		case src.Problem != "":
-			r.Reasons = append(r.Reasons, fmt.Sprintf("source %s: %s", src.Name, src.Problem))
-		case !src.Synced:
-			r.Reasons = append(r.Reasons, fmt.Sprintf("source %s: has not told all yet", src.Name))
+		if why := src.reason(); why != "" {
+			r.Reasons = append(r.Reasons, fmt.Sprintf("source %s: %s", src.Name, why))
 		}
+	}
+	if s.Presumed != "" {
+		r.Reasons = append(r.Reasons, s.Presumed)
 	}
 	switch {
 	case s.LastApplied.IsZero() && s.LastError != "":
@@ -105,6 +120,17 @@ func (s Status) readiness(now time.Time, limit time.Duration) readiness {
 	}
 	r.Ready = len(r.Reasons) == 0
 	return r
+}
+
+// reason is why the node is not ready because of the source; empty is that it is.
+func (s Source) reason() string {
+	switch {
+	case s.Problem != "" && (s.Failing || !s.Synced):
+		return s.Problem
+	case !s.Synced:
+		return "has not told all yet"
+	}
+	return ""
 }
 
 func some(t time.Time) *time.Time {

@@ -86,8 +86,10 @@ func TestReadiness(t *testing.T) {
 			[]string{"changes wait since 2026-01-02T03:59:00Z: busy"}},
 		{"changes wait for long", Status{Sources: synced, LastApplied: ago(time.Hour), PendingSince: ago(limit)},
 			[]string{"changes wait since 2026-01-02T03:59:00Z"}},
-		{"a source is stale", Status{Sources: []Source{{Name: "services", Synced: true, Problem: "silent for 2m"}}, LastApplied: ago(1)},
-			[]string{"source services: silent for 2m"}},
+		{"a source is stale", Status{Sources: []Source{{Name: "services", Synced: true, Problem: "silent for 4m", Failing: true}}, LastApplied: ago(1)},
+			[]string{"source services: silent for 4m"}},
+		{"a source can't be asked since a moment", Status{Sources: []Source{{Name: "services", Synced: true, Problem: "refused"}}, LastApplied: ago(1)}, nil},
+		{"what was known is served", Status{Sources: synced, LastApplied: ago(1), Presumed: "serving what was known"}, []string{"serving what was known"}},
 	} {
 		r := c.s.readiness(now, limit)
 		if got, want := strings.Join(r.Reasons, "\n"), strings.Join(c.reasons, "\n"); got != want || r.Ready != (want == "") {
@@ -98,6 +100,52 @@ func TestReadiness(t *testing.T) {
 	want := `{"ready":true,"reasons":[],"currentTime":"2026-01-02T04:00:00Z","sources":[{"name":"services","synced":true,"ageSeconds":1},{"name":"host","synced":true}],"lastApplied":"2026-01-02T04:00:00Z"}`
 	if err != nil || string(b) != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, b, want)
+	}
+}
+
+// What is wrong stands in the body while the code is still 200, and the way to the API beside it.
+func TestReadinessShowsTheAPI(t *testing.T) {
+	age := 2.5
+	s := Status{LastApplied: now, Sources: []Source{{Name: "services", Synced: true, Problem: "can't be asked"}}, API: &API{
+		Server: "https://a", Servers: []string{"https://a", "https://b"}, Since: ago(time.Second), View: &age, LastError: "refused", LastErrorAt: now,
+		Errors: map[string]uint64{"refused": 1}, Reloads: map[string]Reload{"token": {Used: 2, Last: now}}, Waiting: "half a pair", ClientNotAfter: now}}
+	r := s.readiness(now, limit)
+	b, err := json.Marshal(r)
+	want := `{"ready":true,"reasons":[],"currentTime":"2026-01-02T04:00:00Z","sources":[{"name":"services","synced":true,"problem":"can't be asked"}],"lastApplied":"2026-01-02T04:00:00Z",` +
+		`"api":{"server":"https://a","servers":["https://a","https://b"],"connected":false,"since":"2026-01-02T03:59:59Z","viewAgeSeconds":2.5,"lastError":"refused","lastErrorAt":"2026-01-02T04:00:00Z",` +
+		`"errors":{"refused":1},"failovers":0,"reloads":{"token":{"used":2,"refused":0,"last":"2026-01-02T04:00:00Z"}},"waiting":"half a pair","clientCertificateNotAfter":"2026-01-02T04:00:00Z"}}`
+	if err != nil || string(b) != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, b, want)
+	}
+	var back API
+	if at := strings.Index(want, `"api":`) + 6; json.Unmarshal([]byte(want[at:len(want)-1]), &back) != nil || !reflect.DeepEqual(&back, s.API) {
+		t.Errorf("read back: %+v", back)
+	}
+	for _, c := range []struct {
+		s    Source
+		want string
+	}{
+		{Source{Synced: true}, ""}, {Source{}, "has not told all yet"}, {Source{Problem: "x"}, "x"},
+		{Source{Synced: true, Problem: "x"}, ""}, {Source{Synced: true, Problem: "x", Failing: true}, "x"},
+	} {
+		if got := c.s.reason(); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.s, got, c.want)
+		}
+	}
+}
+
+// An API that is away is no reason to leave the node, nor to start the agent anew.
+func TestOutageIsHealthy(t *testing.T) {
+	yes := true
+	s := Status{LastApplied: ago(time.Hour), Sources: []Source{{Name: "services", Synced: true, Heard: ago(time.Hour), Problem: "refused", Failing: true}},
+		API: &API{LastError: "refused"}, Presumed: "serving what was known"}
+	if r := s.readiness(now, limit); r.Ready {
+		t.Error("ready")
+	}
+	for _, eligible := range []*bool{&yes, nil} {
+		if h := s.proxyHealth(now, started, limit, both, eligible); h.code() != 200 {
+			t.Errorf("%d %+v", h.code(), h)
+		}
 	}
 }
 

@@ -18,6 +18,8 @@ type Live struct {
 	Look    func(context.Context, func(engine.View)) error // Engine.Do
 	Status  func() engine.Status
 	Sources func() []health.Source
+	API     func() *health.API       // how the API is reached; nil, or gives nil, where none is asked
+	Saved   func() *health.Saved     // what is kept for a start without the API; the same where nothing is to be
 	Events  func() map[string]uint64 // Kubernetes Events by outcome: "posted", "repeated", "dropped"
 }
 
@@ -58,7 +60,9 @@ type live struct {
 	endpointsTotal, endpointsWait, servicesTotal, servicesWait *prometheus.Desc
 	invalid, localhost, invalidOwn, refused                    *prometheus.Desc
 	frontends, pools, backends, refusals                       *prometheus.Desc
-	synced, heard, events, pendingSince                        *prometheus.Desc
+	synced, heard, age, inDoubt, events, pendingSince          *prometheus.Desc
+	presumed, savedObjects, savedBytes, savedFails             *prometheus.Desc
+	api                                                        apiDescs
 }
 
 // seen is what one look found.
@@ -94,8 +98,15 @@ func newLive(c Config, families []string) *live {
 		refusals:       d("fairlead_refusals", "What is refused to Services now, by reason.", "reason"),
 		synced:         d("fairlead_source_synced", "1 when the source has told all that existed at the start.", "source"),
 		heard:          d("fairlead_source_heard_timestamp_seconds", "When the source last gave a sign of life.", "source"),
+		age:            d("fairlead_source_age_seconds", "For how long the source has given no sign of life; of one that never did, since the start.", "source"),
+		inDoubt:        d("fairlead_source_in_doubt", "1 while what the source says contradicts what it said before, and is not believed yet.", "source"),
+		presumed:       d("fairlead_presumed", "1 while what is served is what was known before, since the sources have not told all yet."),
+		savedObjects:   d("fairlead_saved_objects", "Objects of the API that are kept on disk for a start without it."),
+		savedBytes:     d("fairlead_saved_bytes", "Size of the file that they are kept in."),
+		savedFails:     d("fairlead_saved_failing", "1 when nothing is kept, though it should be."),
 		pendingSince:   d("fairlead_pending_seconds", "For how long the oldest change waits to be written; 0 when none does."),
 		events:         d("fairlead_events_total", "Kubernetes Events, by what became of them.", "outcome"),
+		api:            newAPIDescs(d),
 	}
 }
 
@@ -173,33 +184,59 @@ var (
 
 // status tells what can be asked without the engine's goroutine.
 func (l *live) status(ch chan<- prometheus.Metric) {
+	var e engine.Status
 	if l.Status != nil {
-		s := l.Status()
+		e = l.Status()
 		for _, f := range l.families {
-			gauge(ch, l.lastQueued, unix(s.LastQueued), f)
+			gauge(ch, l.lastQueued, unix(e.LastQueued), f)
 		}
 		waits := 0.0
-		if !s.PendingSince.IsZero() {
-			waits = time.Since(s.PendingSince).Seconds()
+		if !e.PendingSince.IsZero() {
+			waits = time.Since(e.PendingSince).Seconds()
 		}
 		gauge(ch, l.pendingSince, waits)
+		gauge(ch, l.presumed, bit(e.Presumed))
 	}
 	if l.Sources != nil {
 		for _, src := range l.Sources() {
-			synced := 0
-			if src.Synced {
-				synced = 1
-			}
-			gauge(ch, l.synced, synced, src.Name)
-			if !src.Heard.IsZero() {
-				gauge(ch, l.heard, unix(src.Heard), src.Name)
-			}
+			l.source(ch, src, e.Started)
+		}
+	}
+	if l.API != nil {
+		if a := l.API(); a != nil {
+			l.api.collect(ch, a)
+		}
+	}
+	if l.Saved != nil {
+		if s := l.Saved(); s != nil {
+			gauge(ch, l.savedObjects, s.Objects)
+			gauge(ch, l.savedBytes, float64(s.Bytes))
+			gauge(ch, l.savedFails, bit(s.Problem != ""))
 		}
 	}
 	if l.Events != nil {
 		for outcome, n := range l.Events() {
 			counter(ch, l.events, n, outcome)
 		}
+	}
+}
+
+// source tells of one place that truth comes from. started is when it was first asked.
+func (l *live) source(ch chan<- prometheus.Metric, src health.Source, started time.Time) {
+	gauge(ch, l.synced, bit(src.Synced), src.Name)
+	heard := src.Heard
+	if !heard.IsZero() {
+		gauge(ch, l.heard, unix(heard), src.Name)
+	}
+	if !src.Remote {
+		return
+	}
+	gauge(ch, l.inDoubt, bit(src.InDoubt), src.Name)
+	if heard.IsZero() {
+		heard = started
+	}
+	if !heard.IsZero() {
+		gauge(ch, l.age, time.Since(heard).Seconds(), src.Name)
 	}
 }
 
@@ -260,6 +297,13 @@ func unix(t time.Time) float64 {
 		return 0
 	}
 	return float64(t.UnixNano()) / 1e9
+}
+
+func bit(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func gauge[N int | int32 | float64](ch chan<- prometheus.Metric, d *prometheus.Desc, n N, labels ...string) {

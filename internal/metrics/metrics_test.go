@@ -67,10 +67,16 @@ func full() *Metrics {
 			f(engine.View{State: state, Resolver: fakeResolver{}, Dataplane: fakeDataplane{}})
 			return nil
 		},
-		Status: func() engine.Status { return engine.Status{LastQueued: time.Unix(100, 0)} },
+		Status: func() engine.Status { return engine.Status{LastQueued: time.Unix(100, 0), Presumed: true} },
 		Sources: func() []health.Source {
-			return []health.Source{{Name: "services", Synced: true, Heard: time.Unix(90, 0)}}
+			return []health.Source{{Name: "services", Synced: true, Heard: time.Unix(90, 0), Remote: true, InDoubt: true}, {Name: "host"}}
 		},
+		API: func() *health.API {
+			return &health.API{Server: "https://a", Connected: true, Heard: time.Unix(91, 0), LastErrorAt: time.Unix(80, 0), Failovers: 2,
+				Errors: map[string]uint64{"refused": 3, "timeout": 0}, Reloads: map[string]health.Reload{"token": {Used: 4, Refused: 5, Last: time.Unix(70, 0)}, "ca": {}},
+				Waiting: "half a pair", ClientNotAfter: time.Unix(200, 0), ServerNotAfter: time.Unix(300, 0), TokenNotAfter: time.Unix(400, 0)}
+		},
+		Saved:  func() *health.Saved { return &health.Saved{Objects: 6, Bytes: 600, Problem: "full"} },
 		Events: func() map[string]uint64 { return map[string]uint64{"posted": 3} },
 	}})
 	m.WatchClient()
@@ -163,6 +169,45 @@ func TestDocs(t *testing.T) {
 
 func TestValues(t *testing.T) {
 	want := `
+# HELP fairlead_api_certificate_not_after_timestamp_seconds When the certificate in use expires; of the server's chain, the first to do so.
+# TYPE fairlead_api_certificate_not_after_timestamp_seconds gauge
+fairlead_api_certificate_not_after_timestamp_seconds{certificate="client"} 200
+fairlead_api_certificate_not_after_timestamp_seconds{certificate="server"} 300
+# HELP fairlead_api_connected 1 when what was asked last was answered, and our credentials were taken.
+# TYPE fairlead_api_connected gauge
+fairlead_api_connected 1
+# HELP fairlead_api_credentials_waiting 1 while what the files say now is not in use, since it can't be.
+# TYPE fairlead_api_credentials_waiting gauge
+fairlead_api_credentials_waiting 1
+# HELP fairlead_api_errors_total Requests that were not answered as they should be, by what was wrong.
+# TYPE fairlead_api_errors_total counter
+fairlead_api_errors_total{reason="refused"} 3
+fairlead_api_errors_total{reason="timeout"} 0
+# HELP fairlead_api_failovers_total How often another API server was taken.
+# TYPE fairlead_api_failovers_total counter
+fairlead_api_failovers_total 2
+# HELP fairlead_api_last_error_timestamp_seconds When one was last not answered so; 0 is never.
+# TYPE fairlead_api_last_error_timestamp_seconds gauge
+fairlead_api_last_error_timestamp_seconds 80
+# HELP fairlead_api_last_heard_timestamp_seconds When an API server last answered anything; 0 is never.
+# TYPE fairlead_api_last_heard_timestamp_seconds gauge
+fairlead_api_last_heard_timestamp_seconds 91
+# HELP fairlead_api_last_reload_timestamp_seconds When new ones were last used; at first the start. 0 is not there.
+# TYPE fairlead_api_last_reload_timestamp_seconds gauge
+fairlead_api_last_reload_timestamp_seconds{thing="ca"} 0
+fairlead_api_last_reload_timestamp_seconds{thing="token"} 70
+# HELP fairlead_api_reloads_total New credentials and settings that were read, by what became of them.
+# TYPE fairlead_api_reloads_total counter
+fairlead_api_reloads_total{outcome="refused",thing="ca"} 0
+fairlead_api_reloads_total{outcome="refused",thing="token"} 5
+fairlead_api_reloads_total{outcome="used",thing="ca"} 0
+fairlead_api_reloads_total{outcome="used",thing="token"} 4
+# HELP fairlead_api_server_info 1, with the API server in use in the label.
+# TYPE fairlead_api_server_info gauge
+fairlead_api_server_info{server="https://a"} 1
+# HELP fairlead_api_token_not_after_timestamp_seconds When the token in use expires, if it says so.
+# TYPE fairlead_api_token_not_after_timestamp_seconds gauge
+fairlead_api_token_not_after_timestamp_seconds 400
 # HELP fairlead_backends Backends, counted once in each of their pools.
 # TYPE fairlead_backends gauge
 fairlead_backends{ip_family="IPv4"} 2
@@ -185,6 +230,9 @@ fairlead_invalid_dropped_packets_total 15
 # HELP fairlead_notices_total What people were told of a Service or the node, by reason.
 # TYPE fairlead_notices_total counter
 fairlead_notices_total{reason="NodeAddress"} 2
+# HELP fairlead_presumed 1 while what is served is what was known before, since the sources have not told all yet.
+# TYPE fairlead_presumed gauge
+fairlead_presumed 1
 # HELP fairlead_refusals What is refused to Services now, by reason.
 # TYPE fairlead_refusals gauge
 fairlead_refusals{reason="NodeAddress"} 5
@@ -192,6 +240,22 @@ fairlead_refusals{reason="NodeAddress"} 5
 # TYPE fairlead_rounds_total counter
 fairlead_rounds_total{result="failed"} 1
 fairlead_rounds_total{result="ok"} 2
+# HELP fairlead_saved_bytes Size of the file that they are kept in.
+# TYPE fairlead_saved_bytes gauge
+fairlead_saved_bytes 600
+# HELP fairlead_saved_failing 1 when nothing is kept, though it should be.
+# TYPE fairlead_saved_failing gauge
+fairlead_saved_failing 1
+# HELP fairlead_saved_objects Objects of the API that are kept on disk for a start without it.
+# TYPE fairlead_saved_objects gauge
+fairlead_saved_objects 6
+# HELP fairlead_source_in_doubt 1 while what the source says contradicts what it said before, and is not believed yet.
+# TYPE fairlead_source_in_doubt gauge
+fairlead_source_in_doubt{source="services"} 1
+# HELP fairlead_source_synced 1 when the source has told all that existed at the start.
+# TYPE fairlead_source_synced gauge
+fairlead_source_synced{source="host"} 0
+fairlead_source_synced{source="services"} 1
 # HELP kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total Listeners for that, that could not be opened.
 # TYPE kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total counter
 kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv6"} 1
@@ -268,6 +332,32 @@ func TestLess(t *testing.T) {
 					t.Errorf("%s has IPv6", name)
 				}
 			}
+		}
+	}
+}
+
+// The age of a source is that of its last sign of life; one that never gave any counts from the start, so that an alert sees
+// it. What is no connection, has none.
+func TestSourceAge(t *testing.T) {
+	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+	m := New(Config{Mode: "iptables", V4: true, Live: Live{
+		Status: func() engine.Status { return engine.Status{Started: ago(time.Hour)} },
+		API:    func() *health.API { return nil },
+		Saved:  func() *health.Saved { return nil },
+		Sources: func() []health.Source {
+			return []health.Source{{Name: "services", Remote: true, Heard: ago(time.Minute)}, {Name: "nodes", Remote: true}, {Name: "manifests", Heard: ago(time.Minute)}}
+		},
+	}})
+	all, got := families(t, m), map[string]time.Duration{}
+	for _, x := range all["fairlead_source_age_seconds"].GetMetric() {
+		got[x.GetLabel()[0].GetValue()] = time.Duration(x.GetGauge().GetValue() * float64(time.Second)).Truncate(time.Minute)
+	}
+	if len(got) != 2 || got["services"] != time.Minute || got["nodes"] != time.Hour {
+		t.Errorf("ages %v", got)
+	}
+	for name := range all {
+		if strings.HasPrefix(name, "fairlead_api_") || strings.HasPrefix(name, "fairlead_saved_") {
+			t.Errorf("%s, and no API is asked", name)
 		}
 	}
 }
