@@ -60,20 +60,29 @@ func startControlPlane() (stop func(), err error) {
 		return nil, fmt.Errorf("testctl ended before it was ready: %q, %v", line, err)
 	}
 	if api, err = connect(adminConfig); err == nil {
-		_, err = api.CoreV1().Nodes().Create(ctx, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelHostname: nodeName}},
-			Spec:       corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00:10:244:1::/64"}},
-			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-				{Type: corev1.NodeInternalIP, Address: node.v4.String()},
-				{Type: corev1.NodeInternalIP, Address: node.v6.String()},
-			}},
-		}, metav1.CreateOptions{})
+		err = registerNode()
 	}
 	if err != nil {
 		stop()
 		return nil, fmt.Errorf("register node: %w", err)
 	}
 	return stop, nil
+}
+
+// registerNode makes the Node object, unless it is there.
+func registerNode() error {
+	_, err := api.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelHostname: nodeName}},
+		Spec:       corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00:10:244:1::/64"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: node.v4.String()},
+			{Type: corev1.NodeInternalIP, Address: node.v6.String()},
+		}},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 func connect(kubeconfig string) (*kubernetes.Clientset, error) {

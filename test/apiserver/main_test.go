@@ -2,7 +2,9 @@ package apiserver
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +20,9 @@ var (
 	// program is the proxy under test. kube-proxy itself may stand in, which tests the tests.
 	program = env("FAIRLEAD", "../../bin/fairlead")
 	mode    = env("FAIRLEAD_MODE", "iptables")
-	standIn = filepath.Base(program) == "kube-proxy"
+	// storyMode is the dataplane of the stories, which are about the API and not about rules.
+	storyMode = env("FAIRLEAD_MODE", "nftables")
+	standIn   = filepath.Base(program) == "kube-proxy"
 )
 
 // insideKey is set in the process that runs the tests, and tells it the folder with the binaries.
@@ -42,8 +46,12 @@ func init() { runtime.LockOSThread() }
 // TestMain runs the tests in a second process, the first of its own PID, mount and network namespace. However it
 // ends, the kernel ends all it started and takes back every interface, rule and file.
 func TestMain(m *testing.M) {
+	flag.Parse()
 	run := outside
-	if os.Getenv(insideKey) != "" {
+	switch file := os.Getenv(storyKey); {
+	case file != "":
+		run = func() (int, error) { return tell(file) }
+	case os.Getenv(insideKey) != "":
 		run = func() (int, error) { return inside(m) }
 	}
 	code, err := run()
@@ -62,9 +70,23 @@ func outside() (int, error) {
 		return 0, fmt.Errorf("build %s: %w", strings.Join(binaries, " and "), err)
 	}
 	first, _, _ := strings.Cut(string(paths), "\n")
+	err = again(os.Stdout, insideKey+"="+filepath.Dir(first))
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return 1, nil // the tests have said why
+	}
+	return 0, err
+}
+
+// again runs this program again, as the first process of new namespaces, with one more variable.
+func again(out io.Writer, variable string) error {
+	runtime.LockOSThread() // Pdeathsig is about the thread
+	defer runtime.UnlockOSThread()
 	self := exec.Command("/proc/self/exe", os.Args[1:]...)
-	self.Env = append(os.Environ(), insideKey+"="+filepath.Dir(first))
-	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
+	self.Env = append(os.Environ(), variable)
+	self.Stdin, self.Stdout, self.Stderr = os.Stdin, out, out
+	if out == os.Stdout {
+		self.Stderr = os.Stderr
+	}
 	self.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
 		Pdeathsig:  unix.SIGKILL,
@@ -74,16 +96,15 @@ func outside() (int, error) {
 		self.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		self.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	err = self.Run()
-	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
-		return 1, nil // the tests have said why
-	}
-	return 0, err
+	return self.Run()
 }
 
 func inside(m *testing.M) (int, error) {
 	if err := privateMounts(); err != nil {
 		return 0, err
+	}
+	if strings.Trim(flag.Lookup("test.run").Value.String(), "^$") == "TestStories" {
+		return m.Run(), nil // stories have worlds of their own
 	}
 	if err := buildWorld(); err != nil {
 		return 0, fmt.Errorf("build world: %w", err)

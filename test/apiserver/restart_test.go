@@ -56,7 +56,7 @@ func (l *load) once() {
 	defer l.mu.Unlock()
 	l.done++
 	if err != nil {
-		l.failed = append(l.failed, err)
+		l.failed = append(l.failed, fmt.Errorf("%s to %s at %s: %w", l.from.name, l.to, time.Now().Format(time.TimeOnly), err))
 	}
 }
 

@@ -1,7 +1,9 @@
 // Command testctl is a small control plane for tests: etcd and the real kube-apiserver in one process. It prints "ready"
 // when the API answers, and leaves in its folder admin.conf (cluster-admin) and proxy.conf (the rights of kube-proxy).
 // Arguments after the flags go to the API server as they are: `testctl -dir D -ca ca.crt -- --tls-cert-file=…`.
-// It ends on SIGTERM. Nothing here is safe to show to a network: the tokens are constants.
+// It ends on SIGTERM, and started again in the same folder it goes on with what is there: data, users and keys. A
+// tokens.csv that was there before it decides who may come in, with "admintoken" as a member of system:masters.
+// Nothing here is safe to show to a network: the tokens are constants.
 package main
 
 import (
@@ -57,13 +59,14 @@ func main() {
 
 func file(name string) string { return filepath.Join(*dir, name) }
 
-// prepare writes what the API server reads at start: who may come in, and the key that signs ServiceAccount tokens.
+// prepare writes what the API server reads at start, unless it is there: who may come in, and the key that signs
+// ServiceAccount tokens.
 func prepare() error {
 	if err := os.MkdirAll(*dir, 0o700); err != nil {
 		return err
 	}
 	users := "admintoken,admin,admin-uid,system:masters\nproxytoken,system:kube-proxy,proxy-uid,system:node-proxier\n"
-	if err := os.WriteFile(file("tokens.csv"), []byte(users), 0o600); err != nil {
+	if err := writeOnce("tokens.csv", []byte(users)); err != nil {
 		return err
 	}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -71,7 +74,14 @@ func prepare() error {
 		return err
 	}
 	block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}
-	return os.WriteFile(file("sa.key"), pem.EncodeToMemory(block), 0o600)
+	return writeOnce("sa.key", pem.EncodeToMemory(block))
+}
+
+func writeOnce(name string, content []byte) error {
+	if _, err := os.Stat(file(name)); err == nil {
+		return nil
+	}
+	return os.WriteFile(file(name), content, 0o600)
 }
 
 func startEtcd() (*embed.Etcd, error) {
