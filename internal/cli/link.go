@@ -59,6 +59,8 @@ func (v view) problem(r kube.Status, now time.Time) (why string, failing bool) {
 		return "was last heard of at " + clock(r.LastEvent), true
 	case r.Doubt != "":
 		return r.Doubt, now.Sub(r.DoubtSince) > tolerated
+	case l.NotReady != "": // its watches may go on and say nothing, as on a server that is cut off from its etcd
+		return fmt.Sprintf("the API server says since %s that it is not ready: %s", clock(l.NotReadySince), l.NotReady), now.Sub(l.NotReadySince) > v.stale
 	}
 	return "", false
 }
@@ -209,6 +211,9 @@ func (v view) trouble(now time.Time) (since time.Time, why string) {
 			said = l.LastError.Error()
 		}
 		note(l.Since, "the API server can't be asked (%s)%s", said, waiting(l))
+	}
+	if l := v.link; l.Connected && l.NotReady != "" {
+		note(l.NotReadySince, "the API server says that it is not ready (%s)", l.NotReady)
 	}
 	for _, r := range v.resources {
 		if r.LastError != nil {

@@ -57,6 +57,10 @@ func TestProblem(t *testing.T) {
 			v.resources[0].Doubt, v.resources[0].DoubtSince = "went back in time", noon.Add(-time.Minute)
 		}, "went back in time", true},
 		{"start", func(v *view) { v.link = link.Status{Since: noon} }, "the API server has not answered yet", false},
+		{"an API server that is not ready", func(v *view) { v.link.NotReady, v.link.NotReadySince = "etcd failed", noon.Add(-time.Minute) },
+			"the API server says since 2026-01-02T11:59:00Z that it is not ready: etcd failed", false},
+		{"one that is not ready for long", func(v *view) { v.link.NotReady, v.link.NotReadySince = "etcd failed", noon.Add(-time.Hour) },
+			"the API server says since 2026-01-02T11:00:00Z that it is not ready: etcd failed", true},
 		{"connected, and no list comes", func(v *view) { v.resources[0].LastEvent = time.Time{} }, "was never heard of", true},
 		{"connected, and no list has come yet", func(v *view) { v.resources[0].LastEvent, v.started = time.Time{}, noon.Add(-time.Minute) }, "", false},
 	} {

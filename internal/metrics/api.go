@@ -11,12 +11,13 @@ import (
 
 // apiDescs describe what is told of the way to the API.
 type apiDescs struct {
-	connected, server, heard, errors, lastError, failovers, reloads, lastReload, waiting, certificate, token *prometheus.Desc
+	connected, ready, server, heard, errors, lastError, failovers, reloads, lastReload, waiting, certificate, token *prometheus.Desc
 }
 
 func newAPIDescs(d func(name, help string, labels ...string) *prometheus.Desc) apiDescs {
 	return apiDescs{
 		connected:   d("fairlead_api_connected", "1 when what was asked last was answered, and our credentials were taken."),
+		ready:       d("fairlead_api_ready", "1 unless the API server in use says itself that it is not ready: cut off from its etcd, say."),
 		server:      d("fairlead_api_server_info", "1, with the API server in use in the label.", "server"),
 		heard:       d("fairlead_api_last_heard_timestamp_seconds", "When an API server last answered anything; 0 is never."),
 		errors:      d("fairlead_api_errors_total", "Requests that were not answered as they should be, by what was wrong.", "reason"),
@@ -34,6 +35,7 @@ func newAPIDescs(d func(name, help string, labels ...string) *prometheus.Desc) a
 // before the 1. A certificate or a token that is not there has no time.
 func (d apiDescs) collect(ch chan<- prometheus.Metric, a *health.API) {
 	gauge(ch, d.connected, bit(a.Connected))
+	gauge(ch, d.ready, bit(a.NotReady == ""))
 	gauge(ch, d.server, 1, strings.ToValidUTF8(a.Server, "?"))
 	gauge(ch, d.heard, unix(a.Heard))
 	for reason, n := range a.Errors {

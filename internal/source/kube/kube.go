@@ -151,6 +151,7 @@ func (s *Source) Run(ctx context.Context, to source.Sink) error {
 	var running sync.WaitGroup
 	if l := s.config.Link; l != nil {
 		l.OnBack(func() { s.wake(back) })
+		l.OnMoved(s.moved)
 		running.Go(func() { l.Run(ctx) })
 	}
 	for _, r := range []*resource{
@@ -173,6 +174,13 @@ func (s *Source) wake(back *signal) {
 		t.ahead.Add(int64(backoffReset + time.Second))
 	}
 	back.give()
+}
+
+// moved has everything listed anew.
+func (s *Source) moved() {
+	for _, t := range s.watched {
+		t.doubtful()
+	}
 }
 
 // behind has the link try another API server, if there is one: this one knows less than we do.

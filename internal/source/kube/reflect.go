@@ -101,7 +101,7 @@ func (r *resource) watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 	case ctx.Err() != nil:
 		return nil, io.EOF // the one error that the reflector does not log
 	case err == nil && o.SendInitialEvents == nil && away >= longAway:
-		return nil, fmt.Errorf("%w: the API was away for %s", errListAnew, away.Round(time.Second))
+		return nil, fmt.Errorf("%w: the API was away for %s, or is another one", errListAnew, away.Round(time.Second))
 	case back && o.SendInitialEvents != nil: // a list: of whatever there is
 		o.ResourceVersion = ""
 	case back:
@@ -114,7 +114,7 @@ func (r *resource) watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 		return nil, err
 	}
 	o.LabelSelector, o.FieldSelector, o.Watch = r.labels, r.fields, true
-	w, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
+	w, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Watch(ctx)
 	r.asked(ctx, trouble(o, err))
 	if ctx.Err() != nil {
 		if err == nil {
@@ -157,7 +157,7 @@ func (r *resource) wentBack(ctx context.Context, known string) error {
 // get asks for a list.
 func (r *resource) get(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	o.LabelSelector, o.FieldSelector = r.labels, r.fields
-	list, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
+	list, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Get()
 	r.asked(ctx, trouble(o, err))
 	return list, err
 }

@@ -88,6 +88,13 @@ func (t *tracker) away() time.Duration {
 	return t.outage
 }
 
+// doubtful notes that what was heard until now is no base to go on from, as after an outage of longAway.
+func (t *tracker) doubtful() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.outage = max(t.outage, longAway)
+}
+
 // listed notes a full list, and tells whether it was the first.
 func (t *tracker) listed(objects int) (first bool) {
 	t.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -207,6 +208,9 @@ func dangling(raw *clientcmdapi.Config) error {
 // allServers are the server that the kubeconfig names, --master or the environment of the pod, and apiServers.
 func (c Connection) allServers(cfg *rest.Config) ([]*url.URL, error) {
 	first, _, err := rest.DefaultServerUrlFor(cfg)
+	if err == nil && first.Scheme != "https" && first.Scheme != "http" {
+		err = errors.New("it must begin with https:// (or http://)")
+	}
 	if err != nil {
 		err = fmt.Errorf("address of the Kubernetes API %q: %w", cfg.Host, err)
 		if c.Kubeconfig != "" && c.Master == "" {
@@ -310,8 +314,12 @@ func OneLine(err error) error {
 	if errors.As(err, &request) && request.Op != "parse" {
 		said = request.Err
 	}
-	return flat{err, strings.Join(strings.Fields(said.Error()), " ")}
+	line := strings.Join(strings.Fields(said.Error()), " ")
+	return flat{err, userinfo.ReplaceAllString(line, "://xxxxx@")}
 }
+
+// userinfo is who logs in, and how, in a URL: nothing to be printed. What is no proper URL may have it anywhere before an @.
+var userinfo = regexp.MustCompile(`://[^\s"']*@`)
 
 type flat struct {
 	cause error

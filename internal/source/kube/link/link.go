@@ -2,7 +2,6 @@ package link
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +27,7 @@ type Link struct {
 	trust      atomic.Pointer[settings]
 	poked      chan struct{} // one slot: look how the API is, now
 	back       atomic.Pointer[func()]
+	moved      atomic.Pointer[func()]
 
 	reading sync.Mutex // one look at the files at a time
 
@@ -40,6 +40,11 @@ type Link struct {
 	status    Status    // as far as it is not worked out when asked
 	said      time.Time // when trouble was last logged
 	behind    time.Time // when a server was last said to be behind
+
+	lamented   string    // why what the files say can't be used, as it was last logged
+	lamentedAt time.Time // when that was
+	cluster    string    // see identity; empty is not known
+	introduced bool      // it was asked for
 }
 
 // New reads what the connection is made of, and asks nobody yet. An error says that it can't work as it is written. What is
@@ -81,6 +86,9 @@ func (l *Link) Config() *rest.Config {
 // OnBack sets what is called whenever the API answers again after it did not.
 func (l *Link) OnBack(f func()) { l.back.Store(&f) }
 
+// OnMoved sets what is called when what is reached turns out to be another cluster: versions mean nothing there.
+func (l *Link) OnMoved(f func()) { l.moved.Store(&f) }
+
 // wire is the one in use.
 func (l *Link) wire() *wire {
 	l.mu.Lock()
@@ -105,8 +113,24 @@ func (l *Link) RoundTrip(req *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
+	if resp.StatusCode != http.StatusOK {
+		resp.Body = refusal{resp.Body, cancel}
+		return resp, nil
+	}
 	w.watch(resp, cancel)
 	return resp, nil
+}
+
+// refusal is the body of an answer that is no watch.
+type refusal struct {
+	io.ReadCloser
+	end func()
+}
+
+// Close implements [io.Closer].
+func (r refusal) Close() error {
+	defer r.end()
+	return r.ReadCloser.Close()
 }
 
 func (l *Link) ask(req *http.Request) (*wire, *http.Response, error) {
@@ -157,30 +181,44 @@ func (l *Link) look() {
 	if err == nil && !same && w.settings.invalidNow(now) == nil {
 		err = s.invalidNow(now)
 	}
-	var next *wire
-	switch {
-	case err != nil:
-	case same:
+	if err == nil && same {
 		l.trust.Store(w.settings)
-	default:
-		l.mu.Lock()
-		next = l.next
-		l.mu.Unlock()
-		if next != nil && s.same(next.settings) {
-			return
+	}
+	if err != nil || same {
+		l.wait(nil, err)
+		return
+	}
+	l.mu.Lock()
+	waits := l.next
+	l.mu.Unlock()
+	if waits != nil && s.same(waits.settings) {
+		return
+	}
+	next, err := newWire(l, s)
+	if err == nil {
+		l.trust.Store(s)
+	}
+	l.wait(next, err)
+}
+
+// wait notes what is to be tried next, or why what the files say can't be.
+func (l *Link) wait(next *wire, err error) {
+	l.mu.Lock()
+	old := l.next
+	l.next = next
+	if err == nil {
+		l.flawed = nil
+		if next == nil {
+			l.status.Waiting = ""
 		}
-		next, err = newWire(l, s)
+	}
+	l.mu.Unlock()
+	if old != nil {
+		old.cut(errRetired)
 	}
 	if err != nil {
 		l.refused(err)
-		return
 	}
-	if next != nil {
-		l.trust.Store(s)
-	}
-	l.mu.Lock()
-	l.next, l.flawed, l.status.Waiting = next, nil, ""
-	l.mu.Unlock()
 	if next != nil {
 		l.Poke()
 	}
@@ -201,7 +239,10 @@ func (l *Link) refused(err error) {
 			l.status.Reloads[i].Refused++
 		}
 	}
-	klog.ErrorS(err, "New credentials for the Kubernetes API can't be used; going on with those that were good, and reading again")
+	if now := time.Now(); line != l.lamented || now.Sub(l.lamentedAt) >= sayAgain {
+		l.lamented, l.lamentedAt = line, now
+		klog.ErrorS(err, "New credentials for the Kubernetes API can't be used; going on with those that were good, and reading again")
+	}
 }
 
 // swap puts another wire into use. Its watches go on, over the new one, where they were on the old.
@@ -213,7 +254,6 @@ func (l *Link) swap(next *wire) {
 		return
 	}
 	l.use, l.next, l.status.Waiting = next, nil, ""
-	l.status.ServerNotAfter = time.Time{}
 	var things []Thing
 	for i, r := range l.status.Reloads {
 		if old.settings.sum(r.Thing) != next.settings.sum(r.Thing) {
@@ -237,23 +277,11 @@ func (l *Link) Status() Status {
 	for _, u := range l.use.settings.servers {
 		s.Servers = append(s.Servers, u.Redacted())
 	}
+	if until := l.use.chain.Load(); until != nil {
+		s.ServerNotAfter = *until
+	}
 	s.ClientNotAfter, s.TokenNotAfter = l.use.settings.clientNotAfter, l.use.settings.tokenNotAfter
 	return s
-}
-
-// saw notes the chain that a server showed.
-func (l *Link) saw(w *wire, chain []*x509.Certificate) {
-	var first time.Time
-	for _, c := range chain {
-		if first.IsZero() || c.NotAfter.Before(first) {
-			first = c.NotAfter
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w == l.use || l.status.ServerNotAfter.IsZero() {
-		l.status.ServerNotAfter = first
-	}
 }
 
 // heard notes a sign of life.
@@ -293,8 +321,10 @@ func (l *Link) answered(w *wire, req *http.Request, code int) {
 	l.callBack()
 }
 
-func (l *Link) callBack() {
-	if f := l.back.Load(); f != nil {
+func (l *Link) callBack() { call(&l.back) }
+
+func call(hook *atomic.Pointer[func()]) {
+	if f := hook.Load(); f != nil {
 		(*f)()
 	}
 }
@@ -379,7 +409,6 @@ func (l *Link) failedOver(w *wire, from *url.URL, why error) {
 	why = l.count(troubleOf(why), why)
 	l.mu.Lock()
 	l.status.Failovers++
-	l.status.ServerNotAfter = time.Time{}
 	first := l.status.Connected // while all of them are away, each try goes around
 	l.mu.Unlock()
 	if first {

@@ -21,7 +21,7 @@ var discard = log.New(io.Discard, "", 0)
 // quick times make the tests short. Files are found by their signs.
 var quick = times{
 	dial: 2 * time.Second, handshake: time.Second, pingAfter: 300 * time.Millisecond, ping: 300 * time.Millisecond, header: 10 * time.Second,
-	retire: 100 * time.Millisecond, silent: time.Minute, silentHTTP: time.Minute, pulse: 50 * time.Millisecond, pulseMore: 20 * time.Millisecond,
+	retire: 100 * time.Millisecond, silent: time.Minute, pulse: 50 * time.Millisecond, pulseMore: 20 * time.Millisecond,
 	pulseFor: time.Second, knock: 20 * time.Millisecond, knockMost: 60 * time.Millisecond, knockFor: time.Second, badMost: 60 * time.Millisecond, tryMost: 100 * time.Millisecond,
 	poke: 5 * time.Millisecond, files: time.Minute,
 }
@@ -169,7 +169,7 @@ func TestRotate(t *testing.T) {
 			u.more(t, 20)
 			u.hears(t, b.api, "after")
 			u.fine(t)
-			if s := l.Status(); !s.Connected || s.Waiting != "" {
+			if s := l.Status(); !s.Connected || s.Waiting != "" || s.ServerNotAfter.IsZero() {
 				t.Errorf("status: %+v", s)
 			}
 		})
@@ -433,5 +433,123 @@ func TestKnocksCalmly(t *testing.T) {
 	time.Sleep(1500 * time.Millisecond)
 	if n := l.Status().Errors[Refused] - before; n < 1 || n > 5 {
 		t.Errorf("asked %d times", n)
+	}
+}
+
+// A server that is overloaded is not asked how it is for each refusal.
+func TestOverloaded(t *testing.T) {
+	b := newBox(t)
+	b.kubeconfig(b.api.URL, byToken)
+	calm := quick
+	calm.pulse = time.Minute
+	l := b.start(calm)
+	b.api.set(func() { b.api.code = http.StatusTooManyRequests })
+	before := b.api.count(readyz)
+	for range 50 {
+		resp, err := (&http.Client{Transport: l}).Get(l.Config().Host + "/api/v1/services?watch=1")
+		if err != nil || resp.StatusCode != http.StatusTooManyRequests {
+			t.Fatal(resp, err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	if n := b.api.count(readyz) - before; n > 1 {
+		t.Errorf("asked how it is %d times", n)
+	}
+	if n := l.Status().Errors[Overloaded]; n != 50 {
+		t.Errorf("%d refusals were counted", n)
+	}
+}
+
+// A file that is written slowly is tried again and again; what was tried before is let go of.
+func TestSlowWriter(t *testing.T) {
+	b := newBox(t)
+	l := b.link(byToken)
+	u := startUsers(t, l)
+	f, err := os.OpenFile(b.path("token"), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, c := range "second-that-is-long" {
+		f.WriteString(string(c))
+		time.Sleep(100 * time.Millisecond)
+	}
+	b.api.set(func() { b.api.tokens = []string{"first", "second-that-is-long"} })
+	waitFor(t, "the new token", func() bool { return l.used(Token) == 1 })
+	u.fine(t)
+	waitFor(t, "the others to go", func() bool {
+		var n int
+		b.api.set(func() { n = len(b.api.open) })
+		return n <= 2
+	})
+}
+
+// A kubeconfig that leads to another cluster is taken up, and what was heard of the first is no base to go on from. One that
+// leads to another server of the same is.
+func TestMoved(t *testing.T) {
+	b := newBox(t)
+	b.api.set(func() { b.api.cluster = "one" })
+	l := b.link(byToken)
+	moved := make(chan struct{}, 10)
+	l.OnMoved(func() { moved <- struct{}{} })
+	waitFor(t, "an introduction", func() bool { return b.api.count("/api/v1/namespaces/default/services") > 0 })
+	for i, cluster := range []string{"one", "two"} {
+		other := newServer(t, b.ca)
+		other.set(func() { other.tokens, other.cluster = []string{"first"}, cluster })
+		b.kubeconfig(other.URL, byToken)
+		waitFor(t, "the other server", func() bool { return l.used(Kubeconfig) == uint64(i+1) })
+		if n := len(moved); n != i {
+			t.Errorf("cluster %s: %d calls", cluster, n)
+		}
+	}
+}
+
+// Who logs in with a URL is not printed, whatever is wrong with it.
+func TestNoPasswords(t *testing.T) {
+	b := newBox(t)
+	for _, url := range []string{"https://joe:SECRET@127.0.0.1:bad", "https://joe:SECRET@127.0.0.1/%zz", "https://joe:SEC/SECRET@127.0.0.1:bad", "ftp://joe:SECRET@127.0.0.1"} {
+		b.kubeconfig(url, byToken)
+		_, err := New(Connection{Kubeconfig: b.path("kubeconfig")})
+		if err == nil || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%s: %v", url, err)
+		}
+		b.write("kubeconfig", fmt.Appendf(nil, "{current-context: c, clusters: [{name: c, cluster: {server: 'https://127.0.0.1', proxy-url: '%s'}}], contexts: [{name: c, context: {cluster: c}}]}", url))
+		if _, err := New(Connection{Kubeconfig: b.path("kubeconfig")}); err != nil && strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("proxy %s: %v", url, err)
+		}
+	}
+}
+
+// However a watch ends, it ends like one that the server closes, and not so soon that the reflector takes it for an error:
+// both would cost a list.
+func TestWatchEnds(t *testing.T) {
+	for name, end := range map[string]func(*Link, *between){
+		"settings replaced": func(l *Link, _ *between) { l.wire().retire() },
+		"connection lost":   func(_ *Link, b *between) { b.cut() },
+		"no packets":        func(_ *Link, b *between) { b.darken(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			way := newBetween(t, b.api.Listener.Addr().String())
+			b.kubeconfig("https://"+way.Addr().String(), byToken)
+			patient := quick
+			patient.short = usual.short
+			l := b.start(patient)
+			resp, err := (&http.Client{Transport: l}).Get(l.Config().Host + "/api/v1/services?watch=1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			opened := time.Now()
+			end(l, way)
+			if said, err := io.ReadAll(resp.Body); err != nil { // ReadAll takes io.EOF for no error
+				t.Errorf("%q, %v", said, err)
+			}
+			if lived := time.Since(opened); lived < time.Second {
+				t.Errorf("it ended after %s", lived)
+			}
+			way.darken(false)
+		})
 	}
 }

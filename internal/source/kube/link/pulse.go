@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -106,9 +107,26 @@ func (l *Link) pulse(ctx context.Context) (calm bool, most time.Duration) {
 	if !l.ready(w, place, code, said) {
 		return false, l.times.badMost
 	}
+	l.introduce(ctx, w)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next == nil && l.status.Connected, l.times.tryMost
+}
+
+// introduce asks once which cluster this is.
+func (l *Link) introduce(ctx context.Context, w *wire) {
+	l.mu.Lock()
+	done := l.introduced
+	l.mu.Unlock()
+	if done {
+		return
+	}
+	if code, said, err := l.question(ctx, w, kubernetes); err == nil && code == http.StatusOK {
+		l.recognize(identity(said))
+		l.mu.Lock()
+		l.introduced = true
+		l.mu.Unlock()
+	}
 }
 
 // elsewhere asks another server, after one did not take our credentials. Watches that it still serves move when the other does.
@@ -138,11 +156,15 @@ func (l *Link) lost(w *wire, place int, err error) {
 // ready notes whether the server says that it is ready. One that does not, twice in a row, is left for another.
 func (l *Link) ready(w *wire, place, code int, said string) bool {
 	bad := code >= 500
+	said = unready(said)
 	l.mu.Lock()
 	was := l.status.NotReady
 	l.status.NotReady = ""
 	if bad {
 		l.status.NotReady = said
+	}
+	if bad && was == "" {
+		l.status.NotReadySince = time.Now()
 	}
 	l.mu.Unlock()
 	switch {
@@ -166,17 +188,51 @@ func (l *Link) tryNext(ctx context.Context) {
 	if next == nil {
 		return
 	}
-	code, _, err := l.question(ctx, next, "/api/v1/services?limit=1")
+	code, said, err := l.question(ctx, next, kubernetes)
 	switch {
 	case ctx.Err() != nil:
 		return
 	case err == nil && code == http.StatusOK:
+		l.recognize(identity(said))
 		l.swap(next)
 		return
 	case err == nil:
 		err = fmt.Errorf("%d %s", code, http.StatusText(code))
 	}
 	l.refused(waits{fmt.Errorf("what the files say now does not work yet: %w", OneLine(err))})
+}
+
+// kubernetes asks for the Service of the API itself, in the words of a list: that is what we may, and do all the time.
+const kubernetes = "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes"
+
+// identity is what a cluster is known by: the UID of that Service, which lives as long as the cluster, also through a restored
+// backup. Empty is not known.
+func identity(services string) string {
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				UID string `json:"uid"`
+			} `json:"metadata"`
+		} `json:"items"`
+	}
+	if json.Unmarshal([]byte(services), &list) != nil || len(list.Items) != 1 {
+		return ""
+	}
+	return list.Items[0].Metadata.UID
+}
+
+// recognize compares a cluster with the one that was known.
+func (l *Link) recognize(cluster string) {
+	l.mu.Lock()
+	was := l.cluster
+	if cluster != "" {
+		l.cluster = cluster
+	}
+	l.mu.Unlock()
+	if was != "" && cluster != "" && was != cluster {
+		l.log("This is another cluster than before; everything is listed anew", "was", was, "is", cluster)
+		call(&l.moved)
+	}
 }
 
 // waits is why well-formed settings are not in use. It is no refusal of one of their parts.
@@ -191,7 +247,7 @@ func (l *Link) request(path string) *http.Request {
 	return req
 }
 
-// question asks over a wire, and gives the first lines of the answer in one.
+// question asks over a wire, and gives the answer, or its beginning.
 func (l *Link) question(ctx context.Context, w *wire, path string) (code int, said string, err error) {
 	limit := l.times.knockFor
 	l.mu.Lock()
@@ -209,8 +265,8 @@ func (l *Link) question(ctx context.Context, w *wire, path string) (code int, sa
 		return 0, "", err
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, 2<<10))
-	return resp.StatusCode, unready(string(body)), nil
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return resp.StatusCode, string(body), nil
 }
 
 // unready are the checks that failed, of what a /readyz says.

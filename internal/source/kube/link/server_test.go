@@ -26,7 +26,9 @@ type apiServer struct {
 	readyz  int           // of /readyz
 	bell    chan struct{} // closed at each say
 	said    string
+	cluster string // its UID
 	asked   []string
+	open    map[net.Conn]bool
 	goAway  bool // close each connection after what is under way on it
 }
 
@@ -40,7 +42,14 @@ func newServer(t *testing.T, ca *authority) *apiServer {
 		defer s.mu.Unlock()
 		return &tls.Config{Certificates: []tls.Certificate{s.cert}, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2"}}, nil
 	}}
-	s.Config.ErrorLog = discard
+	s.Config.ErrorLog, s.open = discard, map[net.Conn]bool{}
+	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		s.set(func() {
+			if s.open[c] = true; state == http.StateClosed || state == http.StateHijacked {
+				delete(s.open, c)
+			}
+		})
+	}
 	s.StartTLS()
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 	return s
@@ -76,6 +85,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Unlock()
 	w.WriteHeader(code)
+	if code == http.StatusOK && strings.HasPrefix(kubernetes, r.URL.Path+"?") {
+		fmt.Fprintf(w, `{"items": [{"metadata": {"uid": %q}}]}`, s.uid())
+		return
+	}
 	if code != http.StatusOK || r.URL.Query().Get("watch") == "" {
 		fmt.Fprintf(w, "[-]etcd failed: reason withheld\n")
 		return
@@ -92,6 +105,24 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+func (s *apiServer) uid() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cluster
+}
+
+// count is how often a path was asked for.
+func (s *apiServer) count(path string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.asked {
+		if strings.HasSuffix(a, " "+path) {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *apiServer) line() string {

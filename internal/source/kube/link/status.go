@@ -11,6 +11,8 @@ type Status struct {
 	Heard     time.Time // the last answer of any kind; zero is never
 	NotReady  string    // the API server answers, and says itself that it is not ready: what its /readyz says; empty is ready
 
+	NotReadySince time.Time // since when; it means nothing while NotReady is empty
+
 	LastError   error     // the last trouble, in one line, also when it is over; nil is none ever
 	LastErrorAt time.Time // when that was
 	Errors      map[Trouble]uint64

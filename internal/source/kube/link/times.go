@@ -15,9 +15,12 @@ type times struct {
 	retire    time.Duration // what is under way over an old wire, beside watches, may take so long to end
 
 	// silent is how long a watch may say nothing. An API server sends a bookmark about each minute, so that a longer silence
-	// means that something between is broken; over HTTP/1, where no ping notices a dead connection, it is not waited for that
-	// long. The new watch costs two small requests, and no list.
-	silent, silentHTTP time.Duration
+	// means that something between is broken. The new watch costs two small requests, and no list.
+	silent time.Duration
+
+	// short is longer than what the reflector takes for an error when a watch has brought nothing (client-go,
+	// tools/cache/reflector.go, very short watch). One that ends sooner is held back for so long.
+	short time.Duration
 
 	pulse, pulseMore time.Duration // from one pulse to the next while all is well; pulseMore at random
 	pulseFor         time.Duration // its answer is waited for; lists that a slow server holds for 20 s must not be cut
@@ -32,7 +35,7 @@ type times struct {
 var usual = times{
 	dial: 10 * time.Second, handshake: 10 * time.Second, pingAfter: 10 * time.Second, ping: 10 * time.Second,
 	header: 75 * time.Second, // kube-apiserver gives up a request after 60 s itself (--request-timeout)
-	retire: 30 * time.Second, silent: 65 * time.Second, silentHTTP: 45 * time.Second,
+	retire: 30 * time.Second, silent: 65 * time.Second, short: 1100 * time.Millisecond,
 	pulse: 25 * time.Second, pulseMore: 10 * time.Second, pulseFor: 24 * time.Second,
 	knock: time.Second, knockMost: 3 * time.Second, knockFor: 10 * time.Second, badMost: 10 * time.Second, tryMost: 30 * time.Second,
 	poke: 300 * time.Millisecond, files: 10 * time.Second,

@@ -32,7 +32,8 @@ type wire struct {
 	conns     *connrotation.ConnectionTracker
 	at        atomic.Int32 // the server in use, by its place in settings.servers
 
-	why atomic.Pointer[error] // of the last cut: what is under way fails by it, and should say so
+	chain atomic.Pointer[time.Time] // until when the chain is valid that a server showed last; nil is not known
+	why   atomic.Pointer[error]     // of the last cut: what is under way fails by it, and should say so
 
 	mu      sync.Mutex
 	watches map[*watched]bool // open
@@ -70,7 +71,7 @@ func newWire(l *Link, s *settings) (*wire, error) {
 // good by those that the files name now, too: an authority that was taken out is not trusted any more, even while the
 // wire that came with its removal does not work yet.
 func (w *wire) verify(cs tls.ConnectionState) error {
-	w.link.saw(w, cs.PeerCertificates)
+	w.saw(cs.PeerCertificates)
 	now := w.link.trust.Load()
 	if now == nil || now.roots == w.settings.roots || now.rest.Insecure || w.settings.rest.Insecure || len(cs.PeerCertificates) == 0 {
 		return nil
@@ -81,6 +82,17 @@ func (w *wire) verify(cs tls.ConnectionState) error {
 	}
 	_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: now.roots, Intermediates: between, DNSName: cs.ServerName})
 	return err
+}
+
+// saw notes when the first certificate of a chain expires.
+func (w *wire) saw(chain []*x509.Certificate) {
+	var first time.Time
+	for _, c := range chain {
+		if first.IsZero() || c.NotAfter.Before(first) {
+			first = c.NotAfter
+		}
+	}
+	w.chain.Store(&first)
 }
 
 // server is the one in use.
@@ -103,7 +115,9 @@ func (w *wire) roundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		resp, err := w.via.RoundTrip(ask)
-		err = w.cause(err)
+		if err = w.cause(err); err != nil && len(w.settings.servers) > 1 {
+			err = fmt.Errorf("%s: %w", w.settings.servers[place].Host, OneLine(err))
+		}
 		if err == nil || sent.Load() || req.Context().Err() != nil || tried >= len(w.settings.servers) || !repeatable(req) {
 			return resp, err
 		}
@@ -174,24 +188,25 @@ func (w *wire) cause(err error) error {
 	return err
 }
 
-// watched is the body of a watch. It ends, as if the server had closed it, when it is silent for too long, or its wire goes.
+// watched is the body of a watch. However it ends (it is silent for too long, its wire goes, the connection is lost), it ends as if
+// the server had closed it, so that the reflector goes on where it was: after an error it would list anew.
 type watched struct {
 	io.ReadCloser
 	wire   *wire
 	cancel context.CancelFunc
-	limit  time.Duration
+	opened time.Time
 	timer  *time.Timer
 	ended  atomic.Bool // by us
+	closed chan struct{}
+	close  sync.Once
 }
 
 func (w *wire) watch(resp *http.Response, cancel context.CancelFunc) {
-	b := &watched{ReadCloser: resp.Body, wire: w, cancel: cancel, limit: w.link.times.silent}
-	if resp.ProtoMajor < 2 {
-		b.limit = w.link.times.silentHTTP
-	}
-	b.timer = time.AfterFunc(b.limit, func() {
+	b := &watched{ReadCloser: resp.Body, wire: w, cancel: cancel, opened: time.Now(), closed: make(chan struct{})}
+	limit := w.link.times.silent
+	b.timer = time.AfterFunc(limit, func() {
 		if !b.ended.Load() {
-			w.link.trouble(w, Silent, fmt.Errorf("a watch said nothing for %s; opening it again", b.limit))
+			w.link.trouble(w, Silent, fmt.Errorf("a watch said nothing for %s; opening it again", limit))
 			b.end()
 		}
 	})
@@ -213,16 +228,19 @@ func (b *watched) end() {
 // Read implements [io.Reader].
 func (b *watched) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	switch {
-	case err == nil:
-		b.timer.Reset(b.limit)
+	if err == nil {
+		b.timer.Reset(b.wire.link.times.silent)
 		b.wire.link.heard()
-	case b.ended.Load():
-		return n, io.EOF // no error: the reflector opens a new one
-	default:
+		return n, nil
+	}
+	if !b.ended.Load() {
 		b.wire.link.interrupted(b.wire, b.wire.cause(err))
 	}
-	return n, err
+	select {
+	case <-time.After(time.Until(b.opened.Add(b.wire.link.times.short))):
+	case <-b.closed:
+	}
+	return n, io.EOF
 }
 
 // Close implements [io.Closer].
@@ -232,6 +250,7 @@ func (b *watched) Close() error {
 	b.wire.mu.Unlock()
 	err := b.ReadCloser.Close()
 	b.end()
+	b.close.Do(func() { close(b.closed) })
 	return err
 }
 
