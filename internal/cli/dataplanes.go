@@ -105,6 +105,9 @@ var removers = map[string]func(context.Context, *config.Config) (engine.Dataplan
 	},
 	"nftables": buildNFTables,
 	"iptables (legacy)": func(ctx context.Context, c *config.Config) (engine.Dataplane, families, error) {
+		if err := iptables.LegacyUsed(); err != nil {
+			return nil, families{}, err
+		}
 		return iptablesOf(ctx, c, "legacy")
 	},
 }

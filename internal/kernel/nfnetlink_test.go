@@ -221,7 +221,7 @@ func FuzzAttrs(f *testing.F) {
 func TestXTables(t *testing.T) {
 	inNewNS(t, func(*NS, *NFNetlink) {
 		for _, v6 := range []bool{false, true} {
-			x, err := OpenXTables(v6)
+			x, err := LoadXTables(v6)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -254,7 +254,7 @@ func TestSupports(t *testing.T) {
 			if v6 {
 				family = unix.NFPROTO_IPV6
 			}
-			x, err := OpenXTables(v6)
+			x, err := LoadXTables(v6)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,6 +38,24 @@ func OpenXTables(v6 bool) (*XTables, error) {
 	return &XTables{v6: v6, fd: fd, names: names}, nil
 }
 
+// LoadXTables is OpenXTables for who means to use the tables: where the kernel has them as a module that nobody needed yet, as on
+// a fresh node, it is loaded.
+func LoadXTables(v6 bool) (*XTables, error) {
+	x, err := OpenXTables(v6)
+	if !errors.Is(err, os.ErrNotExist) {
+		return x, err
+	}
+	module := "ip_tables"
+	if v6 {
+		module = "ip6_tables"
+	}
+	loading := LoadModule(module)
+	if x, err = OpenXTables(v6); err != nil {
+		return nil, errors.Join(err, loading)
+	}
+	return x, nil
+}
+
 // Tables lists the tables that are loaded.
 func (x *XTables) Tables() ([]string, error) {
 	buf := make([]byte, 4096)

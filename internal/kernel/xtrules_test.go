@@ -16,7 +16,7 @@ func xtables(t *testing.T, v6 bool, play func(x *XTables, iptables func(args ...
 		name = "ip6tables-legacy"
 	}
 	err := newNS(t).Do(func() error {
-		x, err := OpenXTables(v6)
+		x, err := LoadXTables(v6)
 		if err != nil {
 			return err
 		}

@@ -50,6 +50,18 @@ func Able(ctx context.Context, name string) (v4, v6 error) {
 	return v4, v6
 }
 
+// LegacyUsed tells why the old tables can hold nothing: the kernel has not loaded what they are made of. Opening that back end would
+// load it.
+func LegacyUsed() error {
+	x, err := kernel.OpenXTables(false)
+	if err != nil {
+		if x, err = kernel.OpenXTables(true); err != nil {
+			return err
+		}
+	}
+	return x.Close()
+}
+
 func familyName(v6 bool) string {
 	if v6 {
 		return "IPv6"

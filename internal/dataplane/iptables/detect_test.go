@@ -91,7 +91,7 @@ func TestDetectLeavesNothing(t *testing.T) {
 		if _, err := detect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		x, err := kernel.OpenXTables(false)
+		x, err := kernel.LoadXTables(false)
 		if err != nil {
 			t.Fatal(err)
 		}

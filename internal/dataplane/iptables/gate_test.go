@@ -121,7 +121,7 @@ func TestGateLeavesNothing(t *testing.T) {
 			t.Errorf("nf_tables:\n%s", out)
 		}
 		for _, v6 := range families() {
-			x, err := kernel.OpenXTables(v6)
+			x, err := kernel.LoadXTables(v6)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -50,8 +50,8 @@ const (
 func newLegacy() (*legacy, error) {
 	l := &legacy{known: map[tableID]prints{}}
 	var err4, err6 error
-	l.tables[0], err4 = kernel.OpenXTables(false)
-	l.tables[1], err6 = kernel.OpenXTables(true)
+	l.tables[0], err4 = kernel.LoadXTables(false)
+	l.tables[1], err6 = kernel.LoadXTables(true)
 	if err4 != nil && err6 != nil {
 		return nil, err4
 	}
