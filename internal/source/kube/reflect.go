@@ -154,21 +154,23 @@ func (r *resource) wentBack(ctx context.Context, known string) error {
 	return fmt.Errorf("%w: it is at version %s, we are at %s", errWentBack, now, known)
 }
 
-// get asks for a list.
+// get asks for a list. One that is answered is no end of trouble: that is when a watch is.
 func (r *resource) get(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	o.LabelSelector, o.FieldSelector = r.labels, r.fields
 	list, err := r.client.Get().Resource(r.name).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Get()
-	r.asked(ctx, trouble(o, err))
+	if err := trouble(o, err); err != nil {
+		r.asked(ctx, err)
+	}
 	return list, err
 }
 
-// asked notes how a request went, and wakes those who wait for the API to answer again.
+// asked notes how a watch went, or that a list failed, and wakes those who wait for the API to answer again.
 func (r *resource) asked(ctx context.Context, err error) {
 	if r.unserved != nil && isUnserved(err) {
 		r.unserved(err)
 		return
 	}
-	if r.track.asked(ctx, err) {
+	if r.track.asked(ctx, err) && r.track.fresh() {
 		r.track.ahead.Add(int64(backoffReset + time.Second))
 		r.back.give()
 	}

@@ -30,11 +30,13 @@ type tracker struct {
 	resource string
 	ahead    atomic.Int64 // see stopClock
 
-	mu     sync.Mutex
-	now    Status
-	said   time.Time
-	absent bool          // the API does not serve it; see reflectIfServed
-	outage time.Duration // the longest since the last list
+	mu       sync.Mutex
+	now      Status
+	said     time.Time
+	absent   bool          // the API does not serve it; see reflectIfServed
+	outage   time.Duration // the longest since the last list
+	listedAt time.Time     // when that was
+	freshAt  time.Time     // when the back-off last started over by itself
 }
 
 func newTracker(resource string) *tracker {
@@ -81,11 +83,30 @@ func (t *tracker) troubled() bool {
 	return t.now.LastError != nil
 }
 
-// away is the longest outage since the last list.
+// away is the longest outage since the last list, the one that lasts included.
 func (t *tracker) away() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.outage
+	if t.now.LastError == nil {
+		return t.outage
+	}
+	since := t.now.Since
+	if since.Before(t.listedAt) {
+		since = t.listedAt
+	}
+	return max(t.outage, time.Since(since))
+}
+
+// fresh tells whether the back-off may start over: not again soon, or an API that takes one request and refuses the next would be
+// asked as if it were well. Whether it can be reached at all, the link knows, which wakes everybody then.
+func (t *tracker) fresh() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Since(t.freshAt) < backoffReset {
+		return false
+	}
+	t.freshAt = time.Now()
+	return true
 }
 
 // doubtful notes that what was heard until now is no base to go on from, as after an outage of longAway.
@@ -100,7 +121,8 @@ func (t *tracker) listed(objects int) (first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first = !t.now.Synced
-	t.now.Synced, t.now.Objects, t.now.LastEvent, t.outage = true, objects, time.Now(), 0
+	now := time.Now()
+	t.now.Synced, t.now.Objects, t.now.LastEvent, t.outage, t.listedAt = true, objects, now, 0, now
 	if first {
 		klog.InfoS("First list is complete", "resource", t.resource, "objects", objects)
 	}

@@ -45,6 +45,7 @@ type Link struct {
 	lamentedAt time.Time // when that was
 	cluster    string    // see identity; empty is not known
 	introduced bool      // it was asked for
+	hung       bool      // a pulse was not answered in time, and none has been since
 }
 
 // New reads what the connection is made of, and asks nobody yet. An error says that it can't work as it is written. What is
@@ -303,6 +304,7 @@ func (l *Link) answered(w *wire, req *http.Request, code int) {
 	case code >= 500:
 		l.count(ServerError, said)
 	}
+	w.why.Store(nil)
 	l.mu.Lock()
 	l.status.Heard = time.Now()
 	again := w == l.use && !l.status.Connected

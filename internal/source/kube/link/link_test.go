@@ -553,3 +553,39 @@ func TestWatchEnds(t *testing.T) {
 		})
 	}
 }
+
+// A server that had not to be verified, and must be now, is asked over no new connection when it can't be.
+func TestVerificationBegins(t *testing.T) {
+	b := newBox(t)
+	config := func(tls string) {
+		b.write("kubeconfig", fmt.Appendf(nil, "{current-context: c, clusters: [{name: c, cluster: {server: %q, %s}}], users: [{name: u, user: {tokenFile: token}}], contexts: [{name: c, context: {cluster: c, user: u}}]}", b.api.URL, tls))
+	}
+	config("insecure-skip-tls-verify: true")
+	l := b.start(quick)
+	b.write("other.crt", newAuthority(t).pem)
+	config("certificate-authority: other.crt")
+	waitFor(t, "the doubt", func() bool { return l.Status().Waiting != "" })
+	l.wire().conns.CloseAll()
+	waitFor(t, "the refusal", func() bool { s := l.Status(); return !s.Connected && s.Errors[Untrusted] > 0 })
+	config("certificate-authority: ca.crt")
+	waitFor(t, "the API", func() bool { return l.Status().Connected })
+}
+
+// Credentials that are refused, old and new, are not tried all the time.
+func TestRefusedCalmly(t *testing.T) {
+	b := newBox(t)
+	b.kubeconfig(b.api.URL, byToken)
+	calm := quick
+	calm.knock, calm.knockMost, calm.badMost = 500*time.Millisecond, 500*time.Millisecond, 500*time.Millisecond
+	l := b.start(calm)
+	u := startUsers(t, l) // asks hundreds of times a second
+	b.api.set(func() { b.api.tokens = nil })
+	b.write("token", []byte("also-refused"))
+	waitFor(t, "the refusal", func() bool { return l.Status().Waiting != "" })
+	before := b.api.count("/api/v1/namespaces/default/services")
+	u.more(t, 100)
+	time.Sleep(time.Second)
+	if n := b.api.count("/api/v1/namespaces/default/services") - before; n < 1 || n > 8 {
+		t.Errorf("the new ones were tried %d times", n)
+	}
+}

@@ -108,6 +108,7 @@ func (l *Link) pulse(ctx context.Context) (calm bool, most time.Duration) {
 		return false, l.times.badMost
 	}
 	l.introduce(ctx, w)
+	l.unblock(w)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next == nil && l.status.Connected, l.times.tryMost
@@ -150,6 +151,23 @@ func (l *Link) lost(w *wire, place int, err error) {
 	}
 	if kind == TimedOut {
 		w.cut(err)
+		l.mu.Lock()
+		l.hung = true
+		l.mu.Unlock()
+	}
+}
+
+var errHung = errors.New("the API server hung, and answers again")
+
+// unblock ends what was asked while the server hung: behind a proxy, that may never be answered though the server is well again.
+func (l *Link) unblock(w *wire) {
+	l.mu.Lock()
+	hung := l.hung
+	l.hung = false
+	l.mu.Unlock()
+	if hung {
+		w.cut(errHung)
+		l.callBack()
 	}
 }
 
@@ -184,8 +202,9 @@ func (l *Link) ready(w *wire, place, code int, said string) bool {
 func (l *Link) tryNext(ctx context.Context) {
 	l.mu.Lock()
 	next := l.next
+	early := next != nil && time.Now().Before(next.tryAt)
 	l.mu.Unlock()
-	if next == nil {
+	if next == nil || early {
 		return
 	}
 	code, said, err := l.question(ctx, next, kubernetes)
@@ -197,6 +216,10 @@ func (l *Link) tryNext(ctx context.Context) {
 		l.swap(next)
 		return
 	case err == nil:
+		l.mu.Lock()
+		next.pause = min(max(2*next.pause, l.times.knock), l.times.badMost)
+		next.tryAt = time.Now().Add(next.pause)
+		l.mu.Unlock()
 		err = fmt.Errorf("%d %s", code, http.StatusText(code))
 	}
 	l.refused(waits{fmt.Errorf("what the files say now does not work yet: %w", OneLine(err))})

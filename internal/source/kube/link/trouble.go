@@ -41,7 +41,7 @@ func troubleOf(err error) Trouble {
 		strings.Contains(err.Error(), "client connection lost"): // net/http's word for an HTTP/2 ping that was not answered
 		return TimedOut
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
-		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), strings.Contains(err.Error(), forceClosed):
 		return Lost
 	case strings.Contains(err.Error(), "tls: "):
 		return BadTLS

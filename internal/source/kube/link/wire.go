@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -35,6 +36,9 @@ type wire struct {
 	chain atomic.Pointer[time.Time] // until when the chain is valid that a server showed last; nil is not known
 	why   atomic.Pointer[error]     // of the last cut: what is under way fails by it, and should say so
 
+	tryAt time.Time     // not before, after it was refused; of link.mu
+	pause time.Duration // the last; of link.mu
+
 	mu      sync.Mutex
 	watches map[*watched]bool // open
 }
@@ -68,19 +72,23 @@ func newWire(l *Link, s *settings) (*wire, error) {
 }
 
 // verify is called at the end of each handshake, when the chain was found good by the authorities of this wire. It must be
-// good by those that the files name now, too: an authority that was taken out is not trusted any more, even while the
-// wire that came with its removal does not work yet.
+// good by those that the files name now, too: an authority that was taken out is not trusted any more, nor a server that must be
+// verified now and had not to be before, even while the wire that came with the change does not work yet.
 func (w *wire) verify(cs tls.ConnectionState) error {
 	w.saw(cs.PeerCertificates)
 	now := w.link.trust.Load()
-	if now == nil || now.roots == w.settings.roots || now.rest.Insecure || w.settings.rest.Insecure || len(cs.PeerCertificates) == 0 {
+	if now == nil || now == w.settings || now.rest.Insecure || len(cs.PeerCertificates) == 0 {
 		return nil
+	}
+	name := cs.ServerName
+	if w.settings.rest.Insecure { // nobody has looked until here
+		name = cmp.Or(now.rest.ServerName, w.server().Hostname())
 	}
 	between := x509.NewCertPool()
 	for _, c := range cs.PeerCertificates[1:] {
 		between.AddCert(c)
 	}
-	_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: now.roots, Intermediates: between, DNSName: cs.ServerName})
+	_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: now.roots, Intermediates: between, DNSName: name})
 	return err
 }
 
@@ -180,9 +188,12 @@ func (w *wire) cut(why error) {
 	w.transport.CloseIdleConnections()
 }
 
+// forceClosed is net/http's word for a request over an HTTP/2 connection that we closed.
+const forceClosed = "client connection force closed"
+
 // cause is the reason of an error that comes from a cut.
 func (w *wire) cause(err error) error {
-	if why := w.why.Load(); why != nil && errors.Is(err, net.ErrClosed) {
+	if why := w.why.Load(); why != nil && err != nil && (errors.Is(err, net.ErrClosed) || strings.Contains(err.Error(), forceClosed)) {
 		return *why
 	}
 	return err
