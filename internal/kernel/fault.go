@@ -19,14 +19,24 @@ type faultSwitch struct{ file string }
 
 var fault = faultSwitch{os.Getenv(FaultFile)}
 
+var askFault func() string
+
+// AskFault is for tests on a real kernel: each write asks whether it shall fail, "before" it is done or "after"; "" is not at all. A nil
+// ask ends it.
+func AskFault(ask func() string) { askFault = ask }
+
 // TryFault makes a write into the kernel. Every dataplane's writes come by here: one transaction of nf_tables, one call of
 // iptables-restore. When the switch is on, the write fails before anything is done, or, if the switch's file says "after", when it
 // has taken effect; the error is [ErrFault] then, and the switch is off.
 func TryFault(write func() error) error {
-	if fault.file == "" {
+	if fault.file == "" && askFault == nil {
 		return write()
 	}
-	switch when := fault.take(); when {
+	take := fault.take
+	if askFault != nil {
+		take = askFault
+	}
+	switch when := take(); when {
 	case "":
 		return write()
 	case "after":

@@ -261,8 +261,10 @@ func (d *Dataplane) place(f model.Frontend) *service {
 func (d *Dataplane) fill(p model.Pool) *service {
 	s := d.service(p.ID)
 	to := &s.pools[p.ID.Scope]
-	to.slots = arrange(to.slots, pack(p.Backends, p.ID.V6), backendLen(p.ID.V6))
-	to.sticky = seconds(p.Sticky)
+	to.slots, to.sticky = arrange(to.slots, pack(p.Backends, p.ID.V6), backendLen(p.ID.V6)), seconds(p.Sticky)
+	if d.cfg.Ahead != nil {
+		to.slots, to.sticky = anyOf(to.slots, p.ID.V6), 0
+	}
 	had := to.hairpins(p.ID.V6)
 	to.here = packHere(p.Backends, p.ID.V6)
 	d.count(to.hairpins(p.ID.V6), 1)
@@ -288,7 +290,7 @@ func (d *Dataplane) count(facts iter.Seq[fact], by int) {
 func (d *Dataplane) want(s *service) {
 	for _, f := range s.fronts {
 		sh := f.shape()
-		d.rows.Want(f.key, f.row(sh, d.number(f.key.V6(), sh), d.own.of))
+		d.rows.Want(f.key, d.row(f, sh))
 	}
 }
 
@@ -421,12 +423,12 @@ func (d *Dataplane) look(ctx context.Context) ([]*held, error) {
 	}
 	var out []*held
 	for _, v6 := range d.cfg.families() {
-		h, err := read(ctx, d.conn, v6)
+		h, err := read(ctx, d.conn, d.cfg.table(), v6)
 		if err != nil {
 			return nil, err
 		}
 		if h.stale || h.table && d.refusals >= patience { // as good as none, but must go
-			*h = held{v6: v6, stale: true}
+			*h = held{v6: v6, name: d.cfg.table(), stale: true}
 		}
 		out = append(out, h)
 	}
@@ -446,7 +448,7 @@ func (d *Dataplane) Remove(ctx context.Context) error {
 	var failed error
 	there := false
 	for _, v6 := range [...]bool{false, true} {
-		for _, name := range [...]string{chainPrerouting, chainOutput} {
+		for _, name := range d.cfg.first() {
 			gone, err := d.delete(func(w *writer) { w.deleteChain(name, v6) })
 			there, failed = there || gone, errors.Join(failed, err)
 		}
@@ -466,7 +468,7 @@ func (d *Dataplane) Remove(ctx context.Context) error {
 
 // delete makes a transaction of one deletion. What is not there, or can't be, needs none.
 func (d *Dataplane) delete(what func(*writer)) (was bool, err error) {
-	w := newWriter(d.conn)
+	w := d.writer()
 	what(w)
 	err = w.commit()
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {

@@ -24,12 +24,13 @@ const (
 // baseChains are those that packets come to by themselves, if they are there.
 var baseChains = map[string]*hook{
 	chainPrerouting: hookPrerouting, chainOutput: hookOutput, chainPostrouting: hookPostrouting, chainForward: hookForward, chainInput: hookInput,
+	chainArriving: hookArriving, chainEntering: hookEntering, chainEntered: hookEntered, chainLeaving: hookLeaving, chainLeft: hookLeft,
 }
 
 // isOurs tells whether we may want a chain of this name, other than those of baseChains.
 func isOurs(name string) bool {
 	switch name {
-	case chainRefuse, chainUnclaimed, chainLocalhost, setFromPod.String(), setFromNode.String(), setFromOutside.String():
+	case chainRefuse, chainUnclaimed, chainLocalhost, chainDivert, chainStray, chainTaken, setFromPod.String(), setFromNode.String(), setFromOutside.String():
 		return true
 	}
 	_, ok := targetNamed(name)
@@ -76,6 +77,19 @@ func (x builder) frontend(r *rule, nodePort bool, at int) int {
 
 // fixed are the chains that are always there: what is referred to before what refers to it, the base chains last.
 func (x builder) fixed(n *model.Node) []chain {
+	if x.cfg.Ahead != nil {
+		return x.ahead(n)
+	}
+	out := append(x.common(n),
+		chain{chainPrerouting, hookPrerouting, x.prerouting(n)},
+		chain{chainOutput, hookOutput, x.output(n)},
+		chain{chainPostrouting, hookPostrouting, x.postrouting()})
+	out = append(out, x.filters()...)
+	return out
+}
+
+// common are the chains by which a packet finds out what it meets.
+func (x builder) common(n *model.Node) []chain {
 	out := []chain{
 		{name: chainRefuse, rules: []*rule{
 			x.rule("").proto(0).equal(0, []byte{byte(model.TCP)}).reject(true),
@@ -87,10 +101,11 @@ func (x builder) fixed(n *model.Node) []chain {
 	for _, o := range model.Origins {
 		out = append(out, x.routes(routesOf(o)))
 	}
-	out = append(out,
-		chain{chainPrerouting, hookPrerouting, x.prerouting(n)},
-		chain{chainOutput, hookOutput, x.output(n)},
-		chain{chainPostrouting, hookPostrouting, x.postrouting()})
+	return out
+}
+
+// filters drop what no Service has to do with, and must not pass.
+func (x builder) filters() (out []chain) {
 	if !x.cfg.KeepInvalid {
 		out = append(out, chain{chainForward, hookForward, []*rule{
 			// A late packet of a translated flow, no longer known to conntrack, would leave with the wrong source address and
@@ -217,10 +232,14 @@ func (x builder) unclaimed(n *model.Node) chain {
 
 func (x builder) postrouting() []*rule {
 	mark := x.cfg.mark()
+	ours := x.rule("a pod that is its own endpoint").conntrack(unix.NFT_CT_STATUS, 0).flagged(0, ctStatusDNAT)
+	if x.cfg.Ahead != nil {
+		ours = x.rule("a pod that is its own endpoint").conntrack(unix.NFT_CT_MARK, 0).flagged(0, x.cfg.flow())
+	}
 	return []*rule{
 		x.rule("Service traffic that hides the client").meta(unix.NFT_META_MARK, 0).flagged(0, mark).
 			meta(unix.NFT_META_MARK, 1).mask(1, bytes.Repeat([]byte{0xff}, 4), appendNumber(nil, mark)).setMark(1).masquerade(),
-		x.rule("a pod that is its own endpoint").conntrack(unix.NFT_CT_STATUS, 0).flagged(0, ctStatusDNAT).
+		ours.
 			source(0).destination(x.words()).in(setHairpin, 0).masquerade(),
 	}
 }
@@ -284,6 +303,9 @@ func (x builder) stick(t target) *rule {
 
 // translate ends a rule: the mark that asks for masquerade, and the new destination. Register 0 is free by now.
 func (x builder) translate(r *rule, t target, to int) *rule {
+	if x.cfg.Ahead != nil {
+		return x.mark(r, t, to)
+	}
 	if t.snat {
 		mark := x.cfg.mark()
 		r.meta(unix.NFT_META_MARK, 0).mask(0, appendNumber(nil, ^mark), appendNumber(nil, mark)).setMark(0)

@@ -13,7 +13,7 @@ import (
 // before what refers to it, and the base chains last: before they are there, no packet meets an unfinished table.
 func (d *Dataplane) write(ctx context.Context) error {
 	d.loaded = false // until all of it is known to be true
-	w := newWriter(d.conn)
+	w := d.writer()
 	d.writeBase(w)
 	puts, gone := d.chains.Changes()
 	plain, based := split(puts, d.rendered)
@@ -134,7 +134,7 @@ func (d *Dataplane) deleteChains(gone []shadow.Row[chainID, sum]) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	w := newWriter(d.conn)
+	w := d.writer()
 	for _, c := range gone {
 		w.empty(c.Key.name, c.Key.v6)
 	}

@@ -38,11 +38,16 @@ func generation(c conn) (uint32, error) {
 // Dump tells what the kernel holds; see engine.Dataplane. It does not tell health-check ports, which no rule has, nor the
 // node.
 func (d *Dataplane) Dump(ctx context.Context) (*model.State, error) {
+	s, _, err := d.dump(ctx)
+	return s, err
+}
+
+func (d *Dataplane) dump(ctx context.Context) (*model.State, []*held, error) {
 	g, genErr := generation(d.conn)
 	d.last = snapshot{}
 	found, err := d.look(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := model.NewState()
 	for _, h := range found {
@@ -51,7 +56,7 @@ func (d *Dataplane) Dump(ctx context.Context) (*model.State, error) {
 	if !d.loaded && genErr == nil { // at the start an Apply comes next
 		d.last = snapshot{found, g}
 	}
-	return s, nil
+	return s, found, nil
 }
 
 // nouns adds what rows mean.

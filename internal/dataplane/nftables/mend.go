@@ -74,7 +74,7 @@ func (d *Dataplane) Mend() ([]model.Key, error) {
 		d.damage.add(nil)
 		return nil, errMoreDamage
 	}
-	w := newWriter(d.conn)
+	w := d.writer()
 	keys := map[model.Key]bool{}
 	for at, is := range elements {
 		if want := d.wanted(at); !alike(is, want) {

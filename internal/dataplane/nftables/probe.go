@@ -33,16 +33,18 @@ func New(cfg Config) (*Dataplane, error) {
 
 // Able tells whether this kernel can do all that the rules need, for one family, and in words what it can't. Nothing is left
 // behind: the kernel is asked with a transaction whose last message can't succeed.
-func Able(v6 bool) error {
+func Able(v6 bool) error { return able(Config{MasqueradeBit: 14}, v6) }
+
+func able(cfg Config, v6 bool) error {
 	c, err := kernel.OpenNFNetlink()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	defer c.Close()
-	err = tryOut(c, v6)
+	err = tryOut(c, cfg, v6)
 	var refused *kernel.BatchError
 	for i := 0; i < 2 && err != nil && !errors.As(err, &refused); i++ { // no answer of the kernel's about what it can do
-		err = tryOut(c, v6)
+		err = tryOut(c, cfg, v6)
 	}
 	if err != nil {
 		return fmt.Errorf("nftables for %s can't be used here: %w", familyName(v6), err)
@@ -58,9 +60,8 @@ func familyName(v6 bool) string {
 }
 
 // tryOut writes one of everything, into a table of another name, in vain.
-func tryOut(c conn, v6 bool) error {
-	w := newWriter(c)
-	w.name = tableName + "-trial"
+func tryOut(c conn, cfg Config, v6 bool) error {
+	w := newWriter(c, cfg.table()+"-trial")
 	w.table(v6)
 	for s := range setsCount {
 		w.set(s, v6)
@@ -68,12 +69,14 @@ func tryOut(c conn, v6 bool) error {
 	for _, name := range counters {
 		w.counter(name, v6)
 	}
-	x := builder{Config{MasqueradeBit: 14}, v6}
+	x := builder{cfg, v6}
 	node := &model.Node{LocalhostRelay: loopbacks, PodInterfaces: []string{"veth+"}}
 	cs := []chain{
 		x.target(target{verdict: model.Forward, n: 2, snat: true}),
-		x.target(target{verdict: model.Forward, n: 2, sticky: 1}),
 		x.target(target{verdict: model.Forward, n: 2, snat: true, ranges: true}),
+	}
+	if cfg.Ahead == nil {
+		cs = append(cs, x.target(target{verdict: model.Forward, n: 2, sticky: 1}))
 	}
 	for _, c := range append(cs, x.fixed(node)...) {
 		w.chain(c.name, c.hook, v6)
@@ -113,7 +116,7 @@ func (d *Dataplane) Close() error { return d.conn.Close() }
 // Packets reads one of our counters, of both families together; ok is false where there is none.
 func (d *Dataplane) Packets(name string) (n uint64, ok bool) {
 	for _, v6 := range d.cfg.families() {
-		m, err := d.conn.Get(nftType(unix.NFT_MSG_GETOBJ), family(v6), appendObject(nil, tableName, name))
+		m, err := d.conn.Get(nftType(unix.NFT_MSG_GETOBJ), family(v6), appendObject(nil, d.cfg.table(), name))
 		if err != nil {
 			continue
 		}

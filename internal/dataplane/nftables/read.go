@@ -22,6 +22,7 @@ const layout = 1
 // held is what the kernel holds of ours in one family.
 type held struct {
 	v6       bool
+	name     string // of the table
 	table    bool
 	stale    bool // of another layout: its content means nothing
 	sets     [setsCount]bool
@@ -47,10 +48,10 @@ type stray struct {
 }
 
 // read reads a family. It asks for nothing of other tables but, on the way, the names of their chains.
-func read(ctx context.Context, c conn, v6 bool) (*held, error) {
+func read(ctx context.Context, c conn, table string, v6 bool) (*held, error) {
 	var h *held
 	for range 20 { // whenever somebody changes nf_tables while we read, the lists may be torn
-		h = &held{v6: v6, counters: map[string]bool{}, chains: map[chainID]sum{}, shapes: map[shapeID]shape{}, rows: map[model.Key]row{},
+		h = &held{v6: v6, name: table, counters: map[string]bool{}, chains: map[chainID]sum{}, shapes: map[shapeID]shape{}, rows: map[model.Key]row{},
 			about: map[model.Key]string{}, facts: map[fact]struct{}{}}
 		err := h.read(c)
 		if !errors.Is(err, kernel.ErrDumpInterrupted) {
@@ -60,16 +61,16 @@ func read(ctx context.Context, c conn, v6 bool) (*held, error) {
 			return h, err
 		}
 	}
-	return h, fmt.Errorf("read table %s: others keep changing nf_tables: %w", tableName, kernel.ErrDumpInterrupted)
+	return h, fmt.Errorf("read table %s: others keep changing nf_tables: %w", table, kernel.ErrDumpInterrupted)
 }
 
 func (h *held) read(c conn) error {
-	m, err := c.Get(nftType(unix.NFT_MSG_GETTABLE), family(h.v6), kernel.AppendAttrString(nil, unix.NFTA_TABLE_NAME, tableName))
+	m, err := c.Get(nftType(unix.NFT_MSG_GETTABLE), family(h.v6), kernel.AppendAttrString(nil, unix.NFTA_TABLE_NAME, h.name))
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look for table %s: %w", tableName, err)
+		return fmt.Errorf("look for table %s: %w", h.name, err)
 	}
 	h.table, h.stale = true, true
 	asleep := false
@@ -89,7 +90,7 @@ func (h *held) read(c conn) error {
 			return nil
 		}
 		if err := step(c); err != nil {
-			return fmt.Errorf("read table %s: %w", tableName, err)
+			return fmt.Errorf("read table %s: %w", h.name, err)
 		}
 	}
 	return nil
@@ -98,7 +99,7 @@ func (h *held) read(c conn) error {
 func nftType(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
 func (h *held) readSets(c conn) error {
-	ask := kernel.AppendAttrString(nil, unix.NFTA_SET_TABLE, tableName)
+	ask := kernel.AppendAttrString(nil, unix.NFTA_SET_TABLE, h.name)
 	return c.Dump(nftType(unix.NFT_MSG_GETSET), family(h.v6), ask, func(m kernel.NFMessage) error {
 		var table, name []byte
 		var flags, keyLen, valueLen uint32
@@ -117,7 +118,7 @@ func (h *held) readSets(c conn) error {
 			}
 		}
 		id, ok := setNamed(name)
-		if string(table) != tableName || !ok {
+		if string(table) != h.name || !ok {
 			return nil
 		}
 		s := specs[id]
@@ -129,9 +130,9 @@ func (h *held) readSets(c conn) error {
 }
 
 func (h *held) readCounters(c conn) error {
-	ask := kernel.AppendAttrString(nil, unix.NFTA_OBJ_TABLE, tableName)
+	ask := kernel.AppendAttrString(nil, unix.NFTA_OBJ_TABLE, h.name)
 	return c.Dump(nftType(unix.NFT_MSG_GETOBJ), family(h.v6), ask, func(m kernel.NFMessage) error {
-		if table, name := cutNames(m.Attrs, unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME); string(table) == tableName {
+		if table, name := cutNames(m.Attrs, unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME); string(table) == h.name {
 			h.counters[string(name)] = true
 		}
 		return nil
@@ -169,7 +170,7 @@ func (h *held) readChains(c conn) error {
 				policy = kernel.AttrU32(v)
 			}
 		}
-		if string(table) != tableName {
+		if string(table) != h.name {
 			return nil
 		}
 		at := cutHook(hooks, string(typ))
@@ -210,7 +211,7 @@ func cutHook(b []byte, typ string) *hook {
 
 // readRules adds the rules' tags to the sums of their chains. A rule without a tag is not ours.
 func (h *held) readRules(c conn) error {
-	ask := kernel.AppendAttrString(nil, unix.NFTA_RULE_TABLE, tableName)
+	ask := kernel.AppendAttrString(nil, unix.NFTA_RULE_TABLE, h.name)
 	return c.Dump(nftType(unix.NFT_MSG_GETRULE), family(h.v6), ask, func(m kernel.NFMessage) error {
 		var table, name, user []byte
 		for typ, v := range kernel.Attrs(m.Attrs) {
@@ -223,7 +224,7 @@ func (h *held) readRules(c conn) error {
 				user = v
 			}
 		}
-		if string(table) != tableName {
+		if string(table) != h.name {
 			return nil
 		}
 		tag := uint64(0)
@@ -241,7 +242,7 @@ func (h *held) elements(c conn, s setID, each func(e element)) error {
 	if !h.sets[s] {
 		return nil
 	}
-	ask := kernel.AppendAttrString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+	ask := kernel.AppendAttrString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, h.name)
 	ask = kernel.AppendAttrString(ask, unix.NFTA_SET_ELEM_LIST_SET, s.String())
 	err := c.Dump(nftType(unix.NFT_MSG_GETSETELEM), family(h.v6), ask, func(m kernel.NFMessage) (err error) {
 		cutElements(m.Attrs, func(e element) {

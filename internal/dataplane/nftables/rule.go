@@ -99,11 +99,19 @@ func (r *rule) setMark(from int) *rule {
 
 func (r *rule) proto(to int) *rule { return r.meta(unix.NFT_META_L4PROTO, to) }
 
-// conntrack loads "ct state" or "ct status".
+// conntrack loads "ct state", "ct status", "ct mark" or "ct direction".
 func (r *rule) conntrack(key uint32, to int) *rule {
 	return r.expr("ct", func(b []byte) []byte {
 		b = kernel.AppendAttrU32(b, unix.NFTA_CT_DREG, register(to))
 		return kernel.AppendAttrU32(b, unix.NFTA_CT_KEY, key)
+	})
+}
+
+// setFlowMark sets "ct mark".
+func (r *rule) setFlowMark(from int) *rule {
+	return r.expr("ct", func(b []byte) []byte {
+		b = kernel.AppendAttrU32(b, unix.NFTA_CT_KEY, unix.NFT_CT_MARK)
+		return kernel.AppendAttrU32(b, unix.NFTA_CT_SREG, register(from))
 	})
 }
 
@@ -250,6 +258,9 @@ func (r *rule) count(name string) *rule {
 }
 
 func (r *rule) gotoChain(name string) *rule { return r.verdict(unix.NFT_GOTO, name) }
+
+// accept ends the chain's part in the packet.
+func (r *rule) accept() *rule { return r.verdict(verdictAccept, "") }
 
 // drop ends the packet.
 func (r *rule) drop() *rule { return r.verdict(verdictDrop, "") }

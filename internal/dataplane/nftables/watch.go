@@ -14,7 +14,7 @@ import (
 func (d *Dataplane) Watch(ctx context.Context, drift func(what string)) error {
 	d.damage.add(nil) // what happened before is not known
 	return kernel.WatchNFTables(ctx, d.port, func(m kernel.NFMessage) string {
-		what := see(m)
+		what := see(m, d.cfg.table())
 		if what != "" || m.Type == 0 {
 			d.damage.add(&m)
 		}
@@ -40,19 +40,19 @@ var kinds = map[uint16]struct {
 }
 
 // see says in words what an event did to what is ours.
-func see(m kernel.NFMessage) string {
+func see(m kernel.NFMessage, ours string) string {
 	k, ok := kinds[m.Type]
 	if !ok || m.Family != unix.NFPROTO_IPV4 && m.Family != unix.NFPROTO_IPV6 {
 		return ""
 	}
 	table, name := cutNames(m.Attrs, k.table, k.name)
-	if string(table) != tableName {
+	if string(table) != ours {
 		return ""
 	}
 	v6 := m.Family == unix.NFPROTO_IPV6
-	where := "ip " + tableName
+	where := "ip " + ours
 	if v6 {
-		where = "ip6 " + tableName
+		where = "ip6 " + ours
 	}
 	switch m.Type {
 	case nftType(unix.NFT_MSG_DELTABLE), nftType(unix.NFT_MSG_NEWTABLE):

@@ -29,8 +29,10 @@ const messageMost = 32 << 10
 // hold all of it twice. Tests make it small.
 var txMost = 160 << 10
 
-func newWriter(c conn) *writer {
-	w := &writer{conn: c, name: tableName}
+func (d *Dataplane) writer() *writer { return newWriter(d.conn, d.cfg.table()) }
+
+func newWriter(c conn, table string) *writer {
+	w := &writer{conn: c, name: table}
 	w.tx.Reset()
 	return w
 }
