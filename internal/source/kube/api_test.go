@@ -46,6 +46,7 @@ type api struct {
 	cut       chan struct{}  // closed to end all watches
 	old       bool           // does not know how to stream lists
 	refuse    int            // status code for everything; 0 is none
+	noWatches int            // status code for watches; 0 is none
 	noCIDRs   int            // status code for ServiceCIDRs; 0 is none
 	queries   map[string][]url.Values
 	events    []*eventsv1.Event
@@ -307,11 +308,14 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.queries[resource] = append(a.queries[resource], q)
 	refuse, old, compacted := a.refuse, a.old, a.compacted
 	noCIDRs, now := a.noCIDRs, max(1, a.version-a.lag)
+	if q.Get("watch") != "" && refuse == 0 {
+		refuse = a.noWatches
+	}
 	a.mu.Unlock()
 	since, _ := strconv.Atoi(q.Get("resourceVersion"))
 	switch {
 	case refuse != 0:
-		status(w, refuse, "Unauthorized", "no")
+		status(w, refuse, metav1.StatusReason(strings.ReplaceAll(http.StatusText(refuse), " ", "")), "no")
 	case noCIDRs == http.StatusNotFound && resource == "servicecidrs":
 		status(w, noCIDRs, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 	case noCIDRs != 0 && resource == "servicecidrs":

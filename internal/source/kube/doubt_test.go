@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -288,6 +289,38 @@ func TestLongAway(t *testing.T) {
 	} else {
 		w.Stop()
 	}
+}
+
+// An API that answers lists and refuses watches is asked ever more seldom, is in trouble all the time, and is all right as soon as
+// it lets us watch again: after what the back-off takes at most.
+func TestWatchesRefused(t *testing.T) {
+	story(t, func(t *testing.T, a *api, sink *sourcetest.Sink) {
+		a.put(service("web", "10.96.0.1"))
+		s := begin(t, a, sink)
+		a.set(func(a *api) { a.noWatches = http.StatusInternalServerError; a.queries = map[string][]url.Values{} })
+		a.cutWatches()
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		a.set(func(a *api) {
+			for resource, asked := range a.queries {
+				if n := len(asked); n < 10 || n > 150 {
+					t.Errorf("%s: asked %d times in five minutes", resource, n)
+				}
+			}
+		})
+		for _, st := range s.Status() {
+			if st.LastError == nil || time.Since(st.Since) < 4*time.Minute {
+				t.Errorf("status: %+v", st)
+			}
+		}
+		a.set(func(a *api) { a.noWatches = 0 })
+		a.put(service("late", "10.96.0.2"))
+		time.Sleep(2*backoffMost + time.Minute)
+		expect(t, "watches are served again", sink, "service default/late")
+		if st := s.Status()[0]; st.LastError != nil {
+			t.Errorf("status: %+v", st)
+		}
+	})
 }
 
 func TestBare(t *testing.T) {
