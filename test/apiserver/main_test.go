@@ -40,8 +40,15 @@ func env(name, otherwise string) string {
 	return otherwise
 }
 
-// The main thread stays with the main goroutine: other threads enter namespaces and must not be it.
-func init() { runtime.LockOSThread() }
+// The main thread stays with the main goroutine: other threads enter namespaces and must not be it. The program is named by
+// its whole path from here on: stories run elsewhere.
+func init() {
+	runtime.LockOSThread()
+	if path, err := filepath.Abs(program); err == nil && strings.Contains(program, "/") {
+		program = path
+		os.Setenv("FAIRLEAD", path)
+	}
+}
 
 // TestMain runs the tests in a second process, the first of its own PID, mount and network namespace. However it
 // ends, the kernel ends all it started and takes back every interface, rule and file.
