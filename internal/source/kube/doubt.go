@@ -59,6 +59,9 @@ func (m *mirror[T, P]) weigh(version uint64, empty bool) {
 		m.track.doubt(why)
 	}
 	m.doubt = &doubt[P]{held: map[string]P{}, version: version, wiped: !older}
+	if !older {
+		m.version = max(m.version, version)
+	}
 	m.arm()
 }
 
@@ -82,7 +85,10 @@ func (m *mirror[T, P]) heard(version uint64) {
 		m.version = max(m.version, version)
 	default:
 		d.version = max(d.version, version)
-		if !d.wiped && version >= m.version {
+		switch {
+		case d.wiped: // its versions are those of the history we know
+			m.version = max(m.version, version)
+		case version >= m.version:
 			m.settle("The Kubernetes API has caught up")
 		}
 	}
