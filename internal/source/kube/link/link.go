@@ -72,7 +72,7 @@ func newLink(c Connection, t times) (*Link, error) {
 		return nil, err
 	}
 	if err := s.invalidNow(now); err != nil {
-		l.log("The credentials for the Kubernetes API are not valid now; trying all the same, and waiting for others", "err", err)
+		klog.InfoS("The credentials for the Kubernetes API are not valid now; trying all the same, and waiting for others", "err", err)
 	}
 	return l, nil
 }
@@ -406,16 +406,20 @@ func (l *Link) count(kind Trouble, err error) error {
 	return err
 }
 
-// failedOver notes that another server is asked.
-func (l *Link) failedOver(w *wire, from *url.URL, why error) {
+// leave takes the next server in place of the one at that place of w, and notes it. It tells whether there was another.
+func (l *Link) leave(w *wire, place int, why error) bool {
+	if !w.leave(place) {
+		return false
+	}
 	why = l.count(troubleOf(why), why)
 	l.mu.Lock()
 	l.status.Failovers++
 	first := l.status.Connected // while all of them are away, each try goes around
 	l.mu.Unlock()
 	if first {
-		l.log("Asking another API server", "from", from.Redacted(), "to", w.server().Redacted(), "err", why)
+		klog.InfoS("Asking another API server", "from", w.settings.servers[place].Redacted(), "to", w.server().Redacted(), "err", why)
 	}
+	return true
 }
 
 // behindAgain is how long a server is not left again since one was behind.
@@ -426,7 +430,6 @@ const behindAgain = 10 * time.Second
 func (l *Link) Behind(err error) {
 	w := l.wire()
 	place := w.place()
-	from := w.settings.servers[place]
 	l.trouble(w, Behind, err)
 	l.mu.Lock()
 	again := time.Since(l.behind) < behindAgain // all who watch notice the same
@@ -434,10 +437,7 @@ func (l *Link) Behind(err error) {
 		l.behind = time.Now()
 	}
 	l.mu.Unlock()
-	if !again && w.leave(place) {
-		l.failedOver(w, from, err)
+	if !again && l.leave(w, place, err) {
 		w.endWatches()
 	}
 }
-
-func (l *Link) log(message string, keysAndValues ...any) { klog.InfoS(message, keysAndValues...) }

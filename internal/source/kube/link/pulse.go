@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 const readyz = "/readyz"
@@ -84,8 +86,8 @@ func (l *Link) files() []string {
 // wait for the next look.
 func (l *Link) pulse(ctx context.Context) (calm bool, most time.Duration) {
 	l.tryNext(ctx)
-	w, place := l.wire(), 0
-	place = w.place()
+	w := l.wire()
+	place := w.place()
 	code, said, err := l.question(ctx, w, readyz)
 	if (err != nil && credentials(nil, err) || code == http.StatusUnauthorized) && l.renewed(ctx, w) {
 		w = l.wire()
@@ -132,10 +134,9 @@ func (l *Link) introduce(ctx context.Context, w *wire) {
 
 // elsewhere asks another server, after one did not take our credentials. Watches that it still serves move when the other does.
 func (l *Link) elsewhere(ctx context.Context, w *wire, place int) {
-	if !w.leave(place) {
+	if !l.leave(w, place, errors.New("401 Unauthorized")) {
 		return
 	}
-	l.failedOver(w, w.settings.servers[place], errors.New("401 Unauthorized"))
 	if code, _, err := l.question(ctx, w, readyz); err == nil && code != http.StatusUnauthorized {
 		l.answered(w, l.request(readyz), code)
 		w.endWatches()
@@ -146,9 +147,7 @@ func (l *Link) elsewhere(ctx context.Context, w *wire, place int) {
 func (l *Link) lost(w *wire, place int, err error) {
 	kind := troubleOf(err)
 	l.trouble(w, kind, err)
-	if w.leave(place) {
-		l.failedOver(w, w.settings.servers[place], err)
-	}
+	l.leave(w, place, err)
 	if kind == TimedOut {
 		w.cut(err)
 		l.mu.Lock()
@@ -186,13 +185,12 @@ func (l *Link) ready(w *wire, place, code int, said string) bool {
 	}
 	l.mu.Unlock()
 	switch {
-	case bad && was != "" && w.leave(place):
-		l.failedOver(w, w.settings.servers[place], fmt.Errorf("it is not ready: %s", said))
+	case bad && was != "" && l.leave(w, place, fmt.Errorf("it is not ready: %s", said)):
 		w.endWatches()
 	case bad && was == "":
-		l.log("The API server says that it is not ready", "server", w.server().Redacted(), "says", said)
+		klog.InfoS("The API server says that it is not ready", "server", w.server().Redacted(), "says", said)
 	case !bad && was != "":
-		l.log("The API server is ready", "server", w.server().Redacted())
+		klog.InfoS("The API server is ready", "server", w.server().Redacted())
 		l.callBack()
 	}
 	return !bad
@@ -253,7 +251,7 @@ func (l *Link) recognize(cluster string) {
 	}
 	l.mu.Unlock()
 	if was != "" && cluster != "" && was != cluster {
-		l.log("This is another cluster than before; everything is listed anew", "was", was, "is", cluster)
+		klog.InfoS("This is another cluster than before; everything is listed anew", "was", was, "is", cluster)
 		call(&l.moved)
 	}
 }

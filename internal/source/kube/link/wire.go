@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
+	"k8s.io/klog/v2"
 )
 
 // wire is a way to the API by one set of settings. It is never changed, only replaced.
@@ -129,9 +130,7 @@ func (w *wire) roundTrip(req *http.Request) (*http.Response, error) {
 		if err == nil || sent.Load() || req.Context().Err() != nil || tried >= len(w.settings.servers) || !repeatable(req) {
 			return resp, err
 		}
-		if w.leave(place) {
-			w.link.failedOver(w, w.settings.servers[place], err)
-		}
+		w.link.leave(w, place, err)
 	}
 }
 
@@ -277,7 +276,7 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	}
 	for _, e := range direct {
 		if conn, err := d.DialContext(ctx, network, e); err == nil {
-			l.log("The Service kubernetes does not answer; its endpoint is asked directly", "service", addr, "endpoint", e, "err", first)
+			klog.InfoS("The Service kubernetes does not answer; its endpoint is asked directly", "service", addr, "endpoint", e, "err", first)
 			return conn, nil
 		}
 	}
