@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -30,16 +29,10 @@ type subject struct {
 	t     *testing.T
 	w     *wire
 	state *model.State
-	stuck map[stuckClient]netip.AddrPort
-	rnd   *rand.Rand
+	relay dptest.Relay
 
 	applies int
 	spent   time.Duration
-}
-
-type stuckClient struct {
-	frontend model.Key
-	client   netip.Addr
 }
 
 func newSubject(t *testing.T) *subject {
@@ -47,7 +40,7 @@ func newSubject(t *testing.T) *subject {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &subject{t: t, w: w, state: model.NewState(), stuck: map[stuckClient]netip.AddrPort{}, rnd: rand.New(rand.NewPCG(1, 2))}
+	s := &subject{t: t, w: w, state: model.NewState(), relay: dptest.Relay{Rand: rand.New(rand.NewPCG(1, 2))}}
 	begin := time.Now()
 	t.Cleanup(func() {
 		t.Logf("%d packets, %d applies in %v, all in %v", w.sent, s.applies, s.spent, time.Since(begin))
@@ -102,26 +95,9 @@ func (i inside) Remove(ctx context.Context) error {
 func (s *subject) send(n model.Node, p model.Packet) (dptest.Outcome, error) {
 	got, err := s.w.send(p)
 	if err == nil && got.Verdict == model.Pass && p.Interface == "" && p.Proto == model.TCP && slices.Contains(n.LocalhostRelay, p.Dst.Addr()) {
-		return s.relay(p), nil
+		return s.relay.Answer(s.state, p), nil
 	}
 	return got, err
-}
-
-// relay does as the agent's relay, which listens on the loopback addresses.
-func (s *subject) relay(p model.Packet) dptest.Outcome {
-	d := s.state.Decide(p)
-	if d.Verdict != model.Forward {
-		return dptest.Outcome{Verdict: d.Verdict}
-	}
-	to := d.Backends[s.rnd.IntN(len(d.Backends))].Addr
-	if s.state.Pools[d.Route.Pool].Sticky > 0 {
-		at := stuckClient{d.Frontend.Key, p.Src.Addr()}
-		if had, ok := s.stuck[at]; ok && slices.ContainsFunc(d.Backends, func(b model.Backend) bool { return b.Addr == had }) {
-			to = had
-		}
-		s.stuck[at] = to
-	}
-	return dptest.Outcome{Verdict: model.Forward, Backend: to, SNAT: true}
 }
 
 // meddle damages what is ours, as a stranger could.

@@ -124,7 +124,7 @@ func open(cfg Config, c conn) (*Dataplane, error) {
 	front := cfg.front()
 	front.Ahead.Number = d.numberAt
 	var err error
-	if d.front, err = nftables.NewAhead(front); err != nil {
+	if d.front, err = nftables.New(front); err != nil {
 		c.Close()
 		return nil, err
 	}

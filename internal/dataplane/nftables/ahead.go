@@ -98,9 +98,6 @@ func (c Config) flow() uint32 {
 // AbleAhead tells whether this kernel can do all that the rules ahead of IPVS need; see Able.
 func AbleAhead(cfg Config, v6 bool) error { return able(cfg, v6) }
 
-// NewAhead is New for a table ahead of IPVS.
-func NewAhead(cfg Config) (*Dataplane, error) { return New(cfg) }
-
 // Numbers says what the rules of a table ahead of IPVS lead to.
 type Numbers struct {
 	Of   map[model.Key][2]int    // numbers of pools, by frontend and scope; -1 for none

@@ -3,7 +3,6 @@ package nftables
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -11,8 +10,6 @@ import (
 	"fairlead/internal/dataplane/dptest"
 	"fairlead/internal/kernel"
 	"fairlead/internal/model"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // What nft prints of the golden cluster in a table ahead of IPVS is what testdata says, and is read back as it was written.
@@ -42,18 +39,7 @@ func TestGoldenAhead(t *testing.T) {
 				return AbleAhead(cfg, v6)
 			})
 			file := filepath.Join("testdata", map[bool]string{false: "ahead4.nft", true: "ahead6.nft"}[v6])
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(string(want), got); d != "" {
-				t.Errorf("nft prints something else (-want +got; -update writes it anew):\n%s", d)
-			}
+			asFile(t, file, got)
 		})
 	}
 }
@@ -66,7 +52,7 @@ func inAheadNS(t *testing.T, cfg Config, f func(d *Dataplane) error) {
 	}
 	defer ns.Close()
 	err = ns.Do(func() error {
-		d, err := NewAhead(cfg)
+		d, err := New(cfg)
 		if err != nil {
 			return err
 		}

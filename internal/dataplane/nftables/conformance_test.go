@@ -35,23 +35,17 @@ type nfSubject struct {
 	conn  conn         // k, or something around it
 	state *model.State // what was applied; the relay is told
 	sure  bool         // the kernel holds just that
-	stuck map[stuckClient]netip.AddrPort
-	rnd   *rand.Rand
-}
-
-type stuckClient struct {
-	frontend model.Key
-	client   netip.Addr
+	relay dptest.Relay
 }
 
 func newSubject(k *fakeKernel) *nfSubject {
-	return &nfSubject{k: k, conn: k, state: model.NewState(), stuck: map[stuckClient]netip.AddrPort{}, rnd: rand.New(rand.NewPCG(1, 2))}
+	return &nfSubject{k: k, conn: k, state: model.NewState(), relay: dptest.Relay{Rand: rand.New(rand.NewPCG(1, 2))}}
 }
 
 func (s *nfSubject) subject() dptest.Subject {
 	return dptest.Subject{
 		Open: func() (engine.Dataplane, error) {
-			if txMost = 1 << 20; s.rnd.IntN(2) == 0 {
+			if txMost = 1 << 20; s.relay.Rand.IntN(2) == 0 {
 				txMost = 512 // many transactions
 			}
 			return watched{newDataplane(Config{V4: true, V6: true, MasqueradeBit: 14}, s.conn), s}, nil
@@ -123,28 +117,11 @@ func met(d model.Decision, got dptest.Outcome) bool {
 }
 
 func (s *nfSubject) send(n model.Node, p model.Packet) (dptest.Outcome, error) {
-	got, err := s.k.trace(n, p, s.rnd)
+	got, err := s.k.trace(n, p, s.relay.Rand)
 	if err == nil && got.Verdict == model.Pass && p.Interface == "" && p.Proto == model.TCP && slices.Contains(n.LocalhostRelay, p.Dst.Addr()) {
-		return s.relay(p), nil
+		return s.relay.Answer(s.state, p), nil
 	}
 	return dptest.Outcome{Verdict: got.Verdict, Backend: got.To, SNAT: got.SNAT}, err
-}
-
-// relay does as the agent's relay, which listens on the loopback addresses.
-func (s *nfSubject) relay(p model.Packet) dptest.Outcome {
-	d := s.state.Decide(p)
-	if d.Verdict != model.Forward {
-		return dptest.Outcome{Verdict: d.Verdict}
-	}
-	to := d.Backends[s.rnd.IntN(len(d.Backends))].Addr
-	if s.state.Pools[d.Route.Pool].Sticky > 0 {
-		at := stuckClient{d.Frontend.Key, p.Src.Addr()}
-		if had, ok := s.stuck[at]; ok && slices.ContainsFunc(d.Backends, func(b model.Backend) bool { return b.Addr == had }) {
-			to = had
-		}
-		s.stuck[at] = to
-	}
-	return dptest.Outcome{Verdict: model.Forward, Backend: to, SNAT: true}
 }
 
 // meddle damages what is in the tables, as a stranger could: by a transaction.

@@ -34,18 +34,7 @@ func TestGolden(t *testing.T) {
 			d.Node.LocalhostRelay = loopbacks
 			got := printed(t, d, v6)
 			file := filepath.Join("testdata", map[bool]string{false: "golden4.nft", true: "golden6.nft"}[v6])
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(string(want), got); d != "" {
-				t.Errorf("nft prints something else (-want +got; -update writes it anew):\n%s", d)
-			}
+			asFile(t, file, got)
 		})
 	}
 }
@@ -199,4 +188,21 @@ func (c *counting) Commit(b *kernel.NFBatch) error {
 		c.messages = append(c.messages, fmt.Sprintf("%s %d", map[uint8]string{12: "add", 14: "delete"}[kind], n))
 	})
 	return c.conn.Commit(b)
+}
+
+// asFile compares what nft prints with a file of testdata.
+func asFile(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("nft prints something else (-want +got; -update writes it anew):\n%s", d)
+	}
 }
